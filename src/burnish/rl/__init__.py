@@ -1,0 +1,1 @@
+"""The learning: advantages, losses, packing, the optimizer and the training loop."""

@@ -1,0 +1,1 @@
+"""The engine that lets the model answer, and the records it returns."""
