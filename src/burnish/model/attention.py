@@ -1,0 +1,75 @@
+"""Attention over packed rows (training, prefill) and over a group's shared prefix plus each lane's own tokens (decoding).
+
+Scores and softmax are float32 whatever the compute dtype. Queries come as (…, num_heads, head_dim), keys and values as
+(…, num_kv_heads, head_dim); query head h reads key/value head h // (num_heads / num_kv_heads).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+MASKED = -1e30
+"""Score of what may not be seen: finite, so that a row which sees nothing gives zeros' neighbours, never NaN."""
+
+
+def visibility(
+    segment_ids: Int[Array, "rows tokens"], prefix_ids: Int[Array, "rows tokens"] | None = None
+) -> Bool[Array, "rows tokens tokens"]:
+    """Which token (last axis) each query may see: its own segment and the prefix it hangs on, up to its own index.
+
+    Segment 0 is padding: it sees only padding and nothing sees it.
+    """
+    tokens = segment_ids.shape[1]
+    causal = jnp.tril(jnp.ones((tokens, tokens), bool))
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    if prefix_ids is not None:
+        hangs_on = (prefix_ids[:, :, None] == segment_ids[:, None, :]) & (prefix_ids[:, :, None] > 0)
+        same = same | hangs_on
+    return causal & same
+
+
+def packed_attention(
+    queries: Float[Array, "rows tokens heads head_dim"],
+    keys: Float[Array, "rows tokens kv_heads head_dim"],
+    values: Float[Array, "rows tokens kv_heads head_dim"],
+    visible: Bool[Array, "rows tokens tokens"],
+) -> Float[Array, "rows tokens heads head_dim"]:
+    """Scaled dot-product attention under an explicit mask."""
+    rows, tokens, heads, head_dim = queries.shape
+    kv_heads = keys.shape[2]
+    grouped = queries.reshape(rows, tokens, kv_heads, heads // kv_heads, head_dim)
+    scores = jnp.einsum("rqkhd,rskd->rkhqs", grouped, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, None, None], scores * (head_dim**-0.5), MASKED)
+    weights = jax.nn.softmax(scores, axis=-1)
+    context = jnp.einsum("rkhqs,rskd->rqkhd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return context.reshape(queries.shape).astype(queries.dtype)
+
+
+def lane_attention(
+    queries: Float[Array, "groups lanes heads head_dim"],
+    prefix_keys: Float[Array, "groups kv_heads prefix head_dim"],
+    prefix_values: Float[Array, "groups kv_heads prefix head_dim"],
+    prefix_visible: Bool[Array, "groups prefix"],
+    own_keys: Float[Array, "groups lanes kv_heads slots head_dim"],
+    own_values: Float[Array, "groups lanes kv_heads slots head_dim"],
+    own_visible: Bool[Array, "groups lanes slots"],
+) -> Float[Array, "groups lanes heads head_dim"]:
+    """One new token per lane against its group's prompt (read once for all lanes) and the lane's own tokens."""
+    groups, lanes, heads, head_dim = queries.shape
+    kv_heads = prefix_keys.shape[1]
+    scaled = (queries.astype(jnp.float32) * (head_dim**-0.5)).astype(queries.dtype)
+    grouped = scaled.reshape(groups, lanes, kv_heads, heads // kv_heads, head_dim)
+    prefix_scores = jnp.einsum("glkhd,gksd->gklhs", grouped, prefix_keys, preferred_element_type=jnp.float32)
+    prefix_scores = jnp.where(prefix_visible[:, None, None, None], prefix_scores, MASKED)
+    own_scores = jnp.einsum("glkhd,glksd->glkhs", grouped, own_keys, preferred_element_type=jnp.float32)
+    own_scores = jnp.where(own_visible[:, :, None, None], own_scores, MASKED)
+    highest = jnp.maximum(prefix_scores.max(-1).swapaxes(1, 2), own_scores.max(-1))
+    prefix_weights = jnp.exp(prefix_scores - highest.swapaxes(1, 2)[..., None])
+    own_weights = jnp.exp(own_scores - highest[..., None])
+    total = prefix_weights.sum(-1).swapaxes(1, 2) + own_weights.sum(-1)
+    dtype = own_values.dtype
+    context = jnp.einsum("gklhs,gksd->glkhd", prefix_weights.astype(dtype), prefix_values, preferred_element_type=jnp.float32)
+    context += jnp.einsum("glkhs,glksd->glkhd", own_weights.astype(dtype), own_values, preferred_element_type=jnp.float32)
+    return (context / total[..., None]).reshape(queries.shape).astype(queries.dtype)
