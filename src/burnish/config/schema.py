@@ -22,10 +22,11 @@ class Group(BaseModel):
 
 
 class TaskConfig(Group):
-    """Where prompts come from and how answers are scored. `task=NAME` is short for `task.name=NAME` with the rest at its defaults."""
+    """Where prompts come from and how answers are scored. `task=NAME` is short for `task.name=NAME` with the rest
+    at its defaults."""
 
     name: str = Field(default="arithmetic", min_length=1)
-    """A built-in task, or your own as `path/to/file.py:make_task`."""
+    """`arithmetic`, `gsm8k`, `openmathinstruct2`, `reasoning_gym:NAME`, or your own as `path/to/file.py:make_task`."""
     path: str | None = None
     """A local .jsonl or .parquet file to read the data set from, in place of the hub."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -44,9 +45,11 @@ class RolloutConfig(Group):
     top_k: int = Field(default=0, ge=0)
     """Sample only among the this many most likely tokens; 0 turns it off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample only among the most likely tokens that together reach this probability; 1 turns it off. With top_k=0 it chooses among the 128 most likely tokens."""
+    """Sample only among the most likely tokens that together reach this probability; 1 turns it off. With top_k=0
+    it chooses among the 128 most likely tokens."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
-    """Sample only among tokens at least this fraction as likely as the most likely one; 0 turns it off. With top_k=0 it chooses among the 128 most likely tokens."""
+    """Sample only among tokens at least this fraction as likely as the most likely one; 0 turns it off. With
+    top_k=0 it chooses among the 128 most likely tokens."""
     max_tokens: int = Field(default=256, ge=1)
     """Longest completion, in tokens; a longer one is cut and its stop reason is `length`."""
     max_prompt_tokens: int = Field(default=256, ge=1)
@@ -58,7 +61,8 @@ class RolloutConfig(Group):
     decode_steps_per_dispatch: int = Field(default=16, ge=1)
     """Tokens decoded for each sequence between two looks at which ones have finished."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables passed to the model's chat template, for example `rollout.chat_template_kwargs.enable_thinking=false`."""
+    """Variables passed to the model's chat template, for example
+    `rollout.chat_template_kwargs.enable_thinking=false`."""
 
     @property
     def kept_tokens(self) -> int:
@@ -82,13 +86,16 @@ class AlgorithmConfig(Group):
     """From rewards to a loss: GRPO and its relatives."""
 
     advantage: Literal["std", "none", "batch"] = "std"
-    """How rewards become advantages: `std` divides the distance from the group's mean by the group's standard deviation, `none` keeps the distance (Dr. GRPO), `batch` normalises over the whole batch."""
+    """How rewards become advantages: `std` divides the distance from the group's mean by the group's standard
+    deviation, `none` keeps the distance (Dr. GRPO), `batch` normalises over the whole batch."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """The importance ratio is clipped from below at 1 - clip_low."""
     clip_high: float = Field(default=0.28, ge=0)
     """The importance ratio is clipped from above at 1 + clip_high."""
     loss_aggregation: Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum-norm"] = "token-mean"
-    """`token-mean` averages over all completion tokens of an update, `sequence-mean-token-mean` over sequences of their token means, `sequence-mean-token-sum-norm` over sequences of their token sums divided by rollout.max_tokens."""
+    """`token-mean` averages over all completion tokens of an update, `sequence-mean-token-mean` over sequences of
+    their token means, `sequence-mean-token-sum-norm` over sequences of their token sums divided by
+    rollout.max_tokens."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the starting model; 0 loads no reference model."""
     kl_estimator: Literal["k3", "k2", "k1"] = "k3"
@@ -96,7 +103,8 @@ class AlgorithmConfig(Group):
     truncated_completions: Literal["keep", "mask"] = "keep"
     """Completions cut at rollout.max_tokens: `keep` trains on them, `mask` leaves them out of the loss and its mean."""
     zero_advantage_groups: Literal["keep", "resample"] = "keep"
-    """Groups whose rewards are all equal teach nothing: `keep` counts them, `resample` draws other prompts in their place."""
+    """Groups whose rewards are all equal teach nothing: `keep` counts them, `resample` draws other prompts in their
+    place."""
     max_resample_rounds: int = Field(default=3, ge=1)
     """With zero_advantage_groups=resample, at most this many further rounds of prompts per step."""
     updates_per_rollout: int = Field(default=1, ge=1)
@@ -131,8 +139,9 @@ class OptimizerConfig(Group):
     def _one_warmup(self) -> Self:
         if self.warmup_steps is not None and self.warmup_fraction > 0:
             raise ValueError(
-                f"optimizer.warmup_steps={self.warmup_steps} and optimizer.warmup_fraction={self.warmup_fraction:g} both "
-                "set the warm-up; type optimizer.warmup_steps=null to keep the fraction, or optimizer.warmup_fraction=0"
+                f"optimizer.warmup_steps={self.warmup_steps} and optimizer.warmup_fraction={self.warmup_fraction:g} "
+                "both set the warm-up; type optimizer.warmup_steps=null to keep the fraction, "
+                "or optimizer.warmup_fraction=0"
             )
         return self
 
@@ -145,7 +154,8 @@ class TrainingConfig(Group):
     rows_per_micro_batch: int = Field(default=1, ge=1)
     """Packed rows that go through the model at once; gradients are accumulated over them and do not depend on it."""
     remat: Literal["none", "dots", "full"] = "full"
-    """What is computed again in the backward pass to save memory: `none`, `dots` (all but matrix products), `full` (whole layers)."""
+    """What is computed again in the backward pass to save memory: `none`, `dots` (all but matrix products), `full`
+    (whole layers)."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type the weights are kept and updated in; in bfloat16 a small learning rate changes almost no weight."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -185,7 +195,8 @@ class CheckpointConfig(Group):
 
 
 class TrackingConfig(Group):
-    """Where metrics go besides metrics.jsonl. Logins come from the tracker's own environment variables or login command."""
+    """Where metrics go besides metrics.jsonl. Logins come from the tracker's own environment variables or login
+    command."""
 
     tensorboard: bool = True
     """Write TensorBoard event files into the run folder."""
@@ -273,7 +284,8 @@ class RunConfig(Group):
 
     @property
     def run_folder(self) -> Path:
-        """Where the run lives; the same configuration always names the same folder, so that the same command resumes."""
+        """Where the run lives; the same configuration always names the same folder, so that the same command
+        resumes."""
         name = self.run_name
         if name is None:
             task = Path(self.task.name.split(":")[0]).stem if ".py" in self.task.name else self.task.name
@@ -290,7 +302,8 @@ class RunConfig(Group):
     def _run_name_is_a_folder_name(cls, name: str | None) -> str | None:
         if name is not None and (not name or "/" in name or "\\" in name or name in (".", "..")):
             raise ValueError(
-                f"run_name={name} is not the name of one folder; type a name without slashes and put the path into output_dir"
+                f"run_name={name} is not the name of one folder; "
+                "type a name without slashes and put the path into output_dir"
             )
         return name
 
@@ -307,8 +320,8 @@ class RunConfig(Group):
     def _advantages_can_differ(self) -> Self:
         if self.rollout.num_generations == 1 and self.algorithm.advantage != "batch":
             raise ValueError(
-                f"rollout.num_generations=1 with algorithm.advantage={self.algorithm.advantage} makes every advantage 0 "
-                "(a reward is compared with the others of its group); type rollout.num_generations=8"
+                f"rollout.num_generations=1 with algorithm.advantage={self.algorithm.advantage} makes every advantage "
+                "0 (a reward is compared with the others of its group); type rollout.num_generations=8"
             )
         if self.completions_per_step == 1:
             raise ValueError(
@@ -333,7 +346,8 @@ class RunConfig(Group):
         if row is not None and row < longest:
             raise ValueError(
                 f"training.row_tokens={row} is shorter than one prompt and completion "
-                f"(rollout.max_prompt_tokens={self.rollout.max_prompt_tokens} + rollout.max_tokens={self.rollout.max_tokens}); "
+                f"(rollout.max_prompt_tokens={self.rollout.max_prompt_tokens} + "
+                f"rollout.max_tokens={self.rollout.max_tokens}); "
                 f"type training.row_tokens={longest} or more, or null to have it chosen"
             )
         return self
