@@ -45,8 +45,6 @@ class Trajectory:
     """True where the policy drew the token; False for what a tool or an environment put in."""
     logprobs: Float32[np.ndarray, " n"]
     """Log-probability under the distribution the token was drawn from, temperature and truncation included."""
-    entropies: Float32[np.ndarray, " n"]
-    """Entropy (nats) of that distribution."""
     versions: Int32[np.ndarray, " n"]
     """Version of the weights that drew each token."""
     turn: Int32[np.ndarray, " n"]
@@ -63,7 +61,6 @@ class Trajectory:
             "token_ids": (np.int32, completion_length),
             "sampled_mask": (np.bool_, completion_length),
             "logprobs": (np.float32, completion_length),
-            "entropies": (np.float32, completion_length),
             "versions": (np.int32, completion_length),
             "turn": (np.int32, completion_length),
         }
@@ -74,7 +71,9 @@ class Trajectory:
         if len(self.prompt_ids) == 0 or completion_length == 0:
             raise ValueError(f"{self.name}: prompt and completion need at least one token each")
         if self.stop_reason not in get_args(StopReason):
-            raise ValueError(f"{self.name}: stop_reason is {self.stop_reason!r}, expected one of {get_args(StopReason)}")
+            raise ValueError(
+                f"{self.name}: stop_reason is {self.stop_reason!r}, expected one of {get_args(StopReason)}"
+            )
 
     @property
     def name(self) -> str:
