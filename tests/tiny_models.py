@@ -1,7 +1,7 @@
 """Tiny Hugging Face folders for the tests: a config.json, random weights, a real tokenizer with a chat template.
 
-The tensor names and shapes are written out here by hand from the published checkpoints, not taken from `burnish.model.spec`, so that
-a test which loads such a folder checks burnish's own table.
+The tensor names and shapes are written out here by hand from the published checkpoints, not taken from
+`burnish.model.spec`, so that a test which loads such a folder checks burnish's own table.
 """
 
 import json
@@ -48,9 +48,12 @@ FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     },
 }
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}"
+    "{% endif %}"
 )
 # Joined in this order; each pair's halves exist before it does.
 MERGES = [
@@ -199,7 +202,7 @@ def write_tiny_hf_folder(
 ) -> Path:
     """Write a complete tiny model folder and return it.
 
-    `overrides` are fields of config.json (`tie_word_embeddings=True`, `torch_dtype="bfloat16"`, `num_hidden_layers=3`, …);
+    `overrides` are fields of config.json (`tie_word_embeddings=True`, `torch_dtype="bfloat16"`, …);
     `tensors` replaces the random weights; `shards` > 1 writes that many files and their index.
     """
     path = Path(path)
