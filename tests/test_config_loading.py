@@ -131,7 +131,7 @@ def test_wrong_value_says_what_was_expected_and_what_to_type(override: str, sent
     [
         (["rollout.num_generations=1"], "type rollout.num_generations=8"),
         (["rollout.num_generations=1", "algorithm.advantage=none"], "type rollout.num_generations=8"),
-        (["rollout.num_generations=1", "algorithm.advantage=batch", "prompts_per_step=1"], "rollout.num_generations=8"),
+        (["rollout.num_generations=1", "algorithm.advantage=batch"], "type rollout.num_generations=8"),
         (["prompts_per_step=6", "algorithm.updates_per_rollout=4"], "type prompts_per_step=8"),
         (["training.row_tokens=100"], "type training.row_tokens=512"),
         (["profile.first_step=3"], "type also profile.last_step=3"),

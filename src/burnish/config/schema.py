@@ -87,7 +87,7 @@ class AlgorithmConfig(Group):
 
     advantage: Literal["std", "none", "batch"] = "std"
     """How rewards become advantages: `std` divides the distance from the group's mean by the group's standard
-    deviation, `none` keeps the distance (Dr. GRPO), `batch` normalises over the whole batch."""
+    deviation, `none` keeps the distance (Dr. GRPO), `batch` divides it by the standard deviation of the whole step."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
     """The importance ratio is clipped from below at 1 - clip_low."""
     clip_high: float = Field(default=0.28, ge=0)
@@ -318,15 +318,10 @@ class RunConfig(Group):
 
     @model_validator(mode="after")
     def _advantages_can_differ(self) -> Self:
-        if self.rollout.num_generations == 1 and self.algorithm.advantage != "batch":
+        if self.rollout.num_generations == 1:
             raise ValueError(
-                f"rollout.num_generations=1 with algorithm.advantage={self.algorithm.advantage} makes every advantage "
-                "0 (a reward is compared with the others of its group); type rollout.num_generations=8"
-            )
-        if self.completions_per_step == 1:
-            raise ValueError(
-                "prompts_per_step=1 with rollout.num_generations=1 leaves nothing to compare a reward with; "
-                "type rollout.num_generations=8"
+                "rollout.num_generations=1 makes every advantage 0, since a reward is compared with the others of its "
+                "group; type rollout.num_generations=8"
             )
         return self
 
