@@ -24,7 +24,7 @@ ORACLE_STAMP := $(ORACLE_ENV)/installed-on-$(VERSION)
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
 THIS_PACKAGE = --no-deps --no-build-isolation --editable .
 
-.PHONY: help demo test lint format types contracts docs lock oracle build clean check-python
+.PHONY: help demo test lint format types contracts docs lock oracle oracle-environment build clean check-python
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,7 +50,13 @@ types: $(DEV_STAMP)
 contracts: $(DEV_STAMP)
 	$(DEV_ENV)/bin/lint-imports --no-logo --cache-dir build/import-linter
 
+# The pages of docs/ that are generated from the code (a test tells when they are out of date).
+docs: $(DEV_STAMP)
+	$(DEV_ENV)/bin/python -m burnish.config.reference > docs/configuration.md.new
+	mv docs/configuration.md.new docs/configuration.md
+
 # Compares with torch, which only this environment ever holds.
+oracle-environment: $(ORACLE_STAMP)
 oracle: $(ORACLE_STAMP)
 	$(ORACLE_ENV)/bin/python -m pytest -m oracle $(PYTEST_ARGS)
 

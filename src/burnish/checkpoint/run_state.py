@@ -182,7 +182,7 @@ class Checkpoints:
             raise
         except Exception as error:
             # A damaged file surfaces as anything from KeyError to a bare Exception, depending on which one it is.
-            raise self._damaged(step, f"{item} could not be read ({_first_line(error)})") from error
+            raise self._damaged(step, f"{item} could not be read ({_cause(error)})") from error
 
     def _damaged(self, step: int, finding: str) -> UserError:
         older = [other for other in self.steps() if other < step]
@@ -199,7 +199,7 @@ class Checkpoints:
         newest = self.latest_step()
         still = "there is no earlier checkpoint" if newest is None else f"the checkpoint of step {newest} is whole"
         return RunStopped(
-            f"The checkpoint could not be written to {self.folder} ({_first_line(error)}); {still}. Free some space or"
+            f"The checkpoint could not be written to {self.folder} ({_cause(error)}); {still}. Free some space or"
             " mend the disk, then run the same command again."
         )
 
@@ -260,6 +260,7 @@ def _crc32(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def _first_line(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
+    """The innermost clause of the error's first line: TensorStore wraps `No space left on device` in four paths."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0].rsplit('": ', 1)[-1] if lines else type(error).__name__
