@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Float, Int, UInt32
 
 from burnish.model.attention import lane_attention, packed_attention, visibility
 from burnish.model.decoder import Parameters, logits, run_layers
@@ -195,8 +195,3 @@ def _resize(array: Array, length: int, axis: int) -> Array:
     padding[axis] = (0, length - array.shape[axis])
     return jnp.pad(array, padding)
 
-
-@jax.jit
-def all_finite(array: Array) -> Bool[Array, ""]:
-    """Whether nothing overflowed: a lane of NaN logits would draw nonsense without saying so."""
-    return jnp.isfinite(array).all()
