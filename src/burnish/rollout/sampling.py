@@ -13,10 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt32
 
+from burnish.config.schema import IMPLIED_TOP_K
 from burnish.model.attention import MASKED
-
-IMPLIED_TOP_K = 128
-"""How many of the likeliest tokens top-p and min-p choose among where no top-k is given."""
 
 GREEDY_TEMPERATURE = 1e-30
 """Dividing by this leaves probability on the likeliest token alone: temperature 0 in the arithmetic of the others."""
