@@ -91,8 +91,9 @@ def _write_layer(
     return jax.lax.dynamic_update_index_in_dim(stack, values.astype(stack.dtype), layer, axis=0)
 
 
-def _on_device(values: np.ndarray, dtype: DTypeLike) -> jax.Array:
-    # copy=True: on a CPU the array would otherwise share NumPy's memory, which no update could reuse in place.
+@partial(jax.jit, static_argnums=1)
+def _on_device(values: Float[Array, ...], dtype: DTypeLike) -> Float[Array, ...]:
+    # copy=True: on a CPU the array could otherwise share NumPy's memory, which no update can reuse in place.
     return jnp.array(values, dtype=dtype, copy=True)
 
 

@@ -34,6 +34,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 _CODES = {str(dtype): code for code, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,20 @@ class SafetensorsFile:
                 f"Tensor {name} in {self.path} is stored as {entry.code}, which burnish can't read; "
                 "give an unquantised checkpoint (float32, float16 or bfloat16)."
             )
-        array = np.empty(entry.info.shape, _DTYPES[entry.code])
+        array = _aligned_empty(entry.info.shape, _DTYPES[entry.code])
         with open(self.path, "rb") as file:
             file.seek(entry.start)
             if array.nbytes and file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
                 raise UserError(f"{self.path} ends in the middle of tensor {name}; download it again.")
         return array
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An uninitialised array that starts where JAX's CPU backend can use it without copying it first."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + num_bytes].view(dtype).reshape(shape)
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:

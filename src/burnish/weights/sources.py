@@ -26,7 +26,7 @@ def open_source(source: str, *, progress: bool = True) -> Source:
     if source == smollm2.NAME:
         return _open_path(smollm2.locate(progress=progress), source)
     path = Path(source).expanduser()
-    if path.exists():
+    if source and path.exists():
         return _open_path(path, source)
     if path.suffix.lower() == ".gguf":
         raise UserError(f"There is no file {source}; expected the path of a GGUF file.")
