@@ -21,7 +21,8 @@ RUN_STAMP := $(RUN_ENV)/installed-on-$(VERSION)
 DEV_STAMP := $(DEV_ENV)/installed-on-$(VERSION)
 ORACLE_STAMP := $(ORACLE_ENV)/installed-on-$(VERSION)
 
-PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check
+# Bytecode is compiled for what is imported, when it is: compiling all of sympy and transformers would double the wait.
+PIP_INSTALL = bin/python -m pip install --quiet --no-compile --disable-pip-version-check
 THIS_PACKAGE = --no-deps --no-build-isolation --editable .
 
 .PHONY: help demo test lint format types contracts docs lock oracle oracle-environment build clean check-python
@@ -85,14 +86,14 @@ check-python:
 		echo "burnish needs Python 3.11 or newer and '$(PYTHON)' is $(VERSION). Name a newer one: make PYTHON=python3.12" >&2; exit 2; }
 
 $(RUN_STAMP): pyproject.toml requirements/run.txt | check-python
-	@echo "Making $(RUN_ENV) with what requirements/run.txt pins (about 250 MB to download) ..."
+	@echo "Making $(RUN_ENV) with what requirements/run.txt pins (about 900 MB on disk) ..."
 	@$(PYTHON) -m venv --clear $(RUN_ENV)
 	@$(RUN_ENV)/$(PIP_INSTALL) --require-hashes --requirement requirements/run.txt
 	@$(RUN_ENV)/$(PIP_INSTALL) $(THIS_PACKAGE)
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml requirements/dev.txt | check-python
-	@echo "Making $(DEV_ENV) with what requirements/dev.txt pins (about 330 MB to download) ..."
+	@echo "Making $(DEV_ENV) with what requirements/dev.txt pins (about 1.2 GB on disk) ..."
 	@$(PYTHON) -m venv --clear $(DEV_ENV)
 	@$(DEV_ENV)/$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
 	@$(DEV_ENV)/$(PIP_INSTALL) $(THIS_PACKAGE)

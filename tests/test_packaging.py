@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,9 @@ def test_importing_a_room_without_arrays_does_not_import_jax(module: str):
 
 def test_the_version_is_the_one_the_changelog_tells_of():
     assert f"## [{burnish.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_recipes_and_the_typing_marker_lie_inside_the_package():
+    package = resources.files("burnish")
+    assert package.joinpath("py.typed").is_file()
+    assert package.joinpath("config", "recipes", "demo.yaml").is_file()
