@@ -46,7 +46,6 @@ def checkpoints(tmp_path: Path):
         yield opened
 
 
-@pytest.mark.smoke
 def test_state_comes_back_with_the_same_bits_in_the_same_tree(checkpoints: Checkpoints):
     parameters, optimizer_state = make_state()
     checkpoints.save(3, parameters, optimizer_state, LOOP_STATE)

@@ -65,7 +65,6 @@ def test_both_locks_agree():
         assert {name: (version, dev[name]) for name, version in run.items() if dev.get(name) != version} == {}
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("module", ["burnish", "burnish.errors", "burnish.config", "burnish.tasks", "burnish.observe"])
 def test_importing_a_room_without_arrays_does_not_import_jax(module: str):
     loaded = subprocess.run(
