@@ -164,6 +164,12 @@ class Engine:
             self._grid = None
         return finished
 
+    def in_progress(self) -> Iterator[tuple[Prompt, int, list[int]]]:
+        """What is being drawn: (prompt, completion index, the completion's tokens so far)."""
+        if self._grid is not None:
+            for _, sequence in _standing(self._grid):
+                yield sequence.request.prompt, sequence.completion_index, list(sequence.tokens)
+
     def run(self) -> Iterator[Trajectory]:
         """Poll until everything submitted has been returned."""
         while self.busy:
