@@ -1,4 +1,4 @@
-"""The two ways burnish ends early on purpose: the user can mend it, or a run's own alarm stopped it."""
+"""The ways burnish ends early on purpose: the user can mend it, a run's own alarm stopped it, or someone asked it to end."""
 
 
 class UserError(Exception):
@@ -11,3 +11,11 @@ class RunStopped(Exception):
     """A run stopped by one of its own alarms (failing graders, a non-finite loss); the message says which and where to look."""
 
     exit_code = 1
+
+
+class Interrupted(Exception):
+    """The user or the machine asked a run to end (Ctrl-C, SIGTERM); what was done is saved."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

