@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from burnish import __version__
-from burnish.cli import config_command, doctor
+from burnish.cli import config_command, doctor, eval_command, generate
 from burnish.errors import RunStopped, UserError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(config_command.app, name="config")
+app.command(name="eval")(eval_command.evaluate)
+app.command(name="generate")(generate.generate)
 app.command(name="doctor")(doctor.doctor)
 
 
