@@ -27,6 +27,7 @@ with RunFolder(sys.argv[1], "run") as run, Checkpoints(run.checkpoints, keep=2) 
     for step in range(start + 1, start + 10_000):
         state = {str(i): jnp.full((64, 1024), step * 10 + i, jnp.float32) for i in range(8)}
         checkpoints.save(step, state, {"count": jnp.int32(step)}, {"step": step})
+        print("saving", step, flush=True)
 """
 
 
@@ -38,11 +39,13 @@ def test_kill_at_random_moments_leaves_only_whole_checkpoints(tmp_path: Path):
     moments = random.Random(0)
     newest = 0
     unfinished = 0
-    for _ in range(5):
+    for _ in range(6):
         process = subprocess.Popen([sys.executable, "-c", RUN, tmp_path], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == f"started at {newest}\n"
-        time.sleep(moments.uniform(0.1, 1.2))
+        for _ in range(moments.randint(2, 6)):
+            assert process.stdout.readline().startswith("saving")
+        time.sleep(moments.uniform(0, 0.05))
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
