@@ -69,16 +69,15 @@ def _answered(
     if forgotten := len(messages) - len(fitting):
         note = f"(The first {forgotten} messages no longer fit the model's context and are forgotten.)"
         console.print(Text(note, style="dim"))
-    stream = TextStream(sys.stdout)
-    try:
-        (answer,) = model.generate(
-            fitting, seed=seed, on_text=lambda _, text: stream.show(text), **{**settings, "max_tokens": max_tokens}
-        )
-    except KeyboardInterrupt:
-        stream.finish(stream.text)
-        console.print(Text("(interrupted)", style="dim"))
-        return [*fitting, {"role": "assistant", "content": stream.text}] if stream.text else None
-    stream.finish(answer.text)
+    settings = {**settings, "max_tokens": max_tokens}
+    with TextStream(sys.stdout, console) as stream:
+        try:
+            (answer,) = model.generate(fitting, seed=seed, on_text=lambda _, text: stream.show(text), **settings)
+        except KeyboardInterrupt:
+            stream.finish(stream.text)
+            console.print(Text("(interrupted)", style="dim"))
+            return [*fitting, {"role": "assistant", "content": stream.text}] if stream.text else None
+        stream.finish(answer.text)
     if answer.truncated:
         console.print(Text(f"(cut at {len(answer.token_ids)} tokens)", style="dim"))
     return [*fitting, {"role": "assistant", "content": answer.text}]

@@ -81,11 +81,13 @@ def generate(
 
 
 def _stream_answer(model: "LanguageModel", messages: list[dict[str, str]], settings: dict[str, Any], seed: int) -> None:
+    from rich.console import Console
+
     from burnish.cli.streaming import TextStream
 
-    stream = TextStream(sys.stdout)
-    (answer,) = model.generate(messages, seed=seed, on_text=lambda _, text: stream.show(text), **settings)
-    stream.finish(answer.text)
+    with TextStream(sys.stdout, Console(stderr=True)) as stream:
+        (answer,) = model.generate(messages, seed=seed, on_text=lambda _, text: stream.show(text), **settings)
+        stream.finish(answer.text)
     if answer.truncated:
         typer.secho(f"(cut at {len(answer.token_ids)} tokens; --max-tokens allows more)", dim=True, err=True)
 

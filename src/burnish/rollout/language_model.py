@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from burnish.errors import UserError
+from burnish.model.compilation_cache import use_compilation_cache
 from burnish.model.decoder import Parameters, forward, logits
 from burnish.model.logprobs import score_tokens
 from burnish.model.spec import ModelSpec
@@ -37,8 +38,10 @@ def load(source: str | Path, *, dtype: str = "float32", progress: bool = True) -
     """Open a model: a Hugging Face folder, a .gguf file, a hub id (`org/name`), or `smollm2-135m-instruct`.
 
     `dtype` is what its weights are held and computed in: `float32`, `bfloat16`, or `auto` (bfloat16 on accelerators,
-    float32 on a CPU). `progress` shows a bar on a terminal while weights are downloaded and read.
+    float32 on a CPU). `progress` shows a bar on a terminal while weights are downloaded and read. Compiled programs are
+    kept on disk for the next time.
     """
+    use_compilation_cache()
     number_format = weights_dtype(dtype)
     opened = open_source(str(source), progress=progress)
     spec = ModelSpec.from_config(opened.config)
