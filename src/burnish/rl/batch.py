@@ -8,12 +8,13 @@ micro-batch is a slice of rows of every leaf.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
-import numpy as np
 from jaxtyping import Float32, Int32
 
-Array = jax.Array | np.ndarray
+Array = Any
+"""A NumPy array where rows are packed, a jax array inside the update."""
 
 
 @jax.tree_util.register_dataclass
