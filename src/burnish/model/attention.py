@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 MASKED = -1e30
-"""Score of what may not be seen: finite, so that a row which sees nothing gives zeros' neighbours, never NaN."""
+"""Score of what may not be seen: finite, so that a token which sees nothing averages over everything, never NaN."""
 
 
 def visibility(
@@ -39,12 +39,17 @@ def packed_attention(
     """Scaled dot-product attention under an explicit mask."""
     rows, tokens, heads, head_dim = queries.shape
     kv_heads = keys.shape[2]
-    grouped = queries.reshape(rows, tokens, kv_heads, heads // kv_heads, head_dim)
-    scores = jnp.einsum("rqkhd,rskd->rkhqs", grouped, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(visible[:, None, None], scores * (head_dim**-0.5), MASKED)
-    weights = jax.nn.softmax(scores, axis=-1)
-    context = jnp.einsum("rkhqs,rskd->rqkhd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    return context.reshape(queries.shape).astype(queries.dtype)
+    # The queries of all heads that read one key/value head stand in one matrix: large products are fast everywhere.
+    shape = rows, kv_heads, heads // kv_heads, tokens, head_dim
+    grouped = queries.reshape(rows, tokens, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
+    stacked = grouped.reshape(rows, kv_heads, -1, head_dim)
+    keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+    scores = jnp.einsum("rkqd,rksd->rkqs", stacked, keys, preferred_element_type=jnp.float32)
+    scores = scores.reshape(*shape[:4], tokens) * (head_dim**-0.5)
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, MASKED), axis=-1).astype(values.dtype)
+    weights = weights.reshape(*stacked.shape[:3], tokens)
+    context = jnp.einsum("rkqs,rksd->rkqd", weights, values, preferred_element_type=jnp.float32)
+    return context.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(queries.shape).astype(queries.dtype)
 
 
 def lane_attention(
