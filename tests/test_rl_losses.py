@@ -26,6 +26,14 @@ def example(rows=6, tokens=10, seed=0):
     }
 
 
+def token_weights(loss_mask, trajectory_ids, aggregation, max_tokens=None):
+    """Weights laid out by hand: each trajectory's weight at each of its counted tokens."""
+    counted = loss_mask > 0
+    lengths = np.bincount(trajectory_ids[counted], minlength=trajectory_ids.max() + 1)
+    by_trajectory = losses.trajectory_weights(lengths, aggregation, max_tokens)
+    return np.where(counted, by_trajectory[trajectory_ids], 0.0).astype(np.float32)
+
+
 def by_hand(logprob, sampled, advantage):
     ratio = np.exp(np.clip(float(logprob) - float(sampled), -20, 20))
     return -min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
@@ -54,7 +62,7 @@ AGGREGATIONS = ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-s
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_policy_loss_equals_numpy_by_hand(aggregation):
     data = example()
-    weights = losses.token_weights(data["loss_mask"], data["trajectory_ids"], aggregation, max_tokens=16)
+    weights = token_weights(data["loss_mask"], data["trajectory_ids"], aggregation, max_tokens=16)
     loss, count = losses.policy_loss(data["logprobs"], data["sampled_logprobs"], data["advantages"], weights, **CLIP)
     assert float(loss) == pytest.approx(loss_by_hand(data, aggregation, 16), abs=1e-6)
     assert count == data["loss_mask"].sum()
@@ -101,7 +109,7 @@ def test_any_cut_into_micro_batches_gives_the_same_gradient(order, cuts, aggrega
     data["loss_mask"][4] = 0.0  # a micro-batch may hold nothing that counts
     data["sampled_logprobs"] = data["sampled_logprobs"] + np.float32(0.4)
     parameters = jnp.asarray(generator.normal(size=(5, 5)), jnp.float32)
-    weights = losses.token_weights(data["loss_mask"], data["trajectory_ids"], aggregation, max_tokens=16)
+    weights = token_weights(data["loss_mask"], data["trajectory_ids"], aggregation, max_tokens=16)
     whole = tiny_gradient(parameters, tokens, data, weights, reference)
     parts = [np.array(part, int) for part in np.split(np.array(order), sorted(set(cuts))) if len(part)]
     summed = sum(
@@ -125,7 +133,7 @@ def test_averaging_micro_batch_means_would_have_changed_the_gradient():
 def test_an_all_masked_batch_gives_zero_and_not_nan(aggregation):
     data = example()
     nothing = np.zeros_like(data["loss_mask"])
-    weights = losses.token_weights(nothing, data["trajectory_ids"], aggregation, max_tokens=16)
+    weights = token_weights(nothing, data["trajectory_ids"], aggregation, max_tokens=16)
     broken = jnp.full(nothing.shape, jnp.nan)
 
     def loss(logprobs):
@@ -146,15 +154,15 @@ def test_masked_trajectories_leave_numerator_and_denominator():
     data["loss_mask"] = data["loss_mask"] * kept
     without = {name: array[:, kept[0]] for name, array in data.items()}
     for aggregation in AGGREGATIONS:
-        weights = losses.token_weights(data["loss_mask"], data["trajectory_ids"], aggregation, 16)
-        alone = losses.token_weights(without["loss_mask"], without["trajectory_ids"], aggregation, 16)
+        weights = token_weights(data["loss_mask"], data["trajectory_ids"], aggregation, 16)
+        alone = token_weights(without["loss_mask"], without["trajectory_ids"], aggregation, 16)
         np.testing.assert_array_equal(weights[:, kept[0]], alone)
         assert np.all(weights[~kept] == 0)
 
 
 def test_garbage_outside_the_loss_reaches_neither_value_nor_gradient():
     data = example()
-    weights = losses.token_weights(data["loss_mask"], data["trajectory_ids"], "token-mean")
+    weights = token_weights(data["loss_mask"], data["trajectory_ids"], "token-mean")
 
     def loss(logprobs, sampled, advantages):
         return losses.policy_loss(logprobs, sampled, advantages, weights, **CLIP)[0]
@@ -208,7 +216,7 @@ def test_k1_in_the_loss_would_have_no_gradient_and_is_refused():
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_kl_loss_equals_numpy_by_hand(estimator):
     data = example()
-    weights = losses.token_weights(data["loss_mask"], data["trajectory_ids"], "sequence-mean-token-mean")
+    weights = token_weights(data["loss_mask"], data["trajectory_ids"], "sequence-mean-token-mean")
     delta = data["logprobs"].astype(np.float64) - data["sampled_logprobs"]
     token = 0.5 * delta**2 if estimator == "k2" else np.exp(-delta) + delta - 1
     loss, _ = losses.kl_loss(data["logprobs"], data["sampled_logprobs"], weights, estimator)

@@ -252,3 +252,18 @@ def test_records_refuse_arrays_that_do_not_belong_together():
             Trajectory(**{**fields, name: value})
     with pytest.raises(ValueError, match="'empty' has no tokens"):
         Prompt("empty", 0, ())
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum-norm"])
+def test_trajectories_that_are_not_laid_out_still_count_in_the_normalisation(aggregation):
+    trajectories = [trajectory([1, 2], [5] * (3 + index), group, index) for group in range(2) for index in range(3)]
+    advantages = np.array([1.0, 0.0, -1.0, 0.0, 0.0, 0.0])
+    whole = pack(trajectories, advantages, row_tokens=64, aggregation=aggregation, max_tokens=8)
+    part = pack(
+        trajectories, advantages, row_tokens=64, aggregation=aggregation, max_tokens=8, laid_out=advantages != 0
+    )
+    for index in range(6):
+        weights = whole.loss_weights[whole.trajectory_ids == index]
+        expected = weights if advantages[index] else weights[:0]
+        np.testing.assert_array_equal(part.loss_weights[part.trajectory_ids == index], expected)
+    assert np.count_nonzero(part.segment_ids) < np.count_nonzero(whole.segment_ids)

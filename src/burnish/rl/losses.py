@@ -1,6 +1,6 @@
 """The losses of policy-gradient post-training, as pure functions of arrays, and the numbers logged beside them.
 
-Normalisation lives in per-token weights that `token_weights` computes once over a whole update. A loss is then the
+Normalisation lives in weights that `trajectory_weights` computes once over a whole update. A loss is then the
 plain sum of weight · token loss, and the sum over micro-batches (and devices) is the sum over the update: no way of
 cutting it can change the gradient. Losses and metrics return (sum, count) pairs; pairs add up, and a metric divides
 once at the end (`mean`), while a loss is its sum alone (the count says how many tokens it covers).
@@ -26,40 +26,33 @@ LOG_RATIO_LIMIT = 20.0
 the whole update infinite."""
 
 
-def token_weights(
-    loss_mask: Float[np.ndarray, "rows tokens"],
-    trajectory_ids: Int[np.ndarray, "rows tokens"],
-    aggregation: Aggregation,
-    max_tokens: int | None = None,
-) -> Float[np.ndarray, "rows tokens"]:
-    """Weight of each token's loss in an update, such that the update's loss is Σ weight · token loss (NumPy).
+def trajectory_weights(
+    counted_tokens: Int[np.ndarray, " n"], aggregation: Aggregation, max_tokens: int | None = None
+) -> Float[np.ndarray, " n"]:
+    """Weight of each token's loss by trajectory, such that an update's loss is Σ weight · token loss (NumPy).
 
-    Give it all rows of one optimizer update, before they are cut into micro-batches. A token counts where `loss_mask`
-    is 1; a trajectory counts (as a "sequence") when one of its tokens does.
+    Give it the number of tokens in the loss of every trajectory of one optimizer update, whatever rows they will lie in.
+    A trajectory counts (as a "sequence") when one of its tokens does.
 
     `token-mean`: 1 / counted tokens (DAPO, arXiv 2503.14476).
     `sequence-mean-token-mean`: 1 / (counted trajectories · the trajectory's counted tokens) (GRPO).
     `sequence-mean-token-sum-norm`: 1 / (counted trajectories · max_tokens) (Dr. GRPO, arXiv 2503.20783).
 
-    When nothing counts all weights are 0, so the loss and its gradient are 0, not NaN.
+    A trajectory without a counted token has weight 0; when nothing counts, the loss and its gradient are 0, not NaN.
     """
-    counted = loss_mask > 0
-    if not counted.any():
-        return np.zeros(loss_mask.shape, np.float32)
-    trajectories, index, lengths = np.unique(trajectory_ids[counted], return_inverse=True, return_counts=True)
+    counts = counted_tokens > 0
+    sequences = max(int(counts.sum()), 1)
     if aggregation == "token-mean":
-        weights = np.full(len(index), 1.0 / len(index))
+        weights = np.full(len(counts), 1.0 / max(int(counted_tokens.sum()), 1))
     elif aggregation == "sequence-mean-token-mean":
-        weights = 1.0 / (len(trajectories) * lengths[index])
+        weights = 1.0 / (sequences * np.maximum(counted_tokens, 1))
     elif aggregation == "sequence-mean-token-sum-norm":
         if max_tokens is None:
             raise ValueError("sequence-mean-token-sum-norm divides by max_tokens, which was not given")
-        weights = np.full(len(index), 1.0 / (len(trajectories) * max_tokens))
+        weights = np.full(len(counts), 1.0 / (sequences * max_tokens))
     else:
         raise ValueError(f"loss aggregation is {aggregation!r}, expected one of {get_args(Aggregation)}")
-    result = np.zeros(loss_mask.shape, np.float32)
-    result[counted] = weights
-    return result
+    return np.where(counts, weights, 0.0)
 
 
 def policy_loss(

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from burnish.rl.batch import Batch
-from burnish.rl.losses import Aggregation, token_weights
+from burnish.rl.losses import Aggregation, trajectory_weights
 from burnish.rollout.records import Trajectory
 
 PADDING = {"trajectory_ids": -1, "kept_ids": -1}
@@ -40,18 +40,26 @@ def pack(
     aggregation: Aggregation = "token-mean",
     max_tokens: int | None = None,
     counted: Bool[np.ndarray, " n"] | None = None,
+    laid_out: Bool[np.ndarray, " n"] | None = None,
 ) -> Batch:
     """Packs one optimizer update: all its rows, so that `loss_weights` holds the normalisation of the whole update.
 
     `counted` says which trajectories are in the loss (all by default); the others keep their place in the rows, with
-    loss_mask 0. `aggregation` and `max_tokens` are those of `losses.token_weights`.
+    loss_mask 0. `laid_out` says which get a place in the rows (all by default); a counted trajectory without one, whose
+    loss and gradient are known to be 0, still counts in the normalisation. `aggregation` and `max_tokens` are those of
+    `losses.trajectory_weights`.
     """
     if not trajectories:
         raise ValueError("there is no trajectory to pack")
     if len(advantages) != len(trajectories):
         raise ValueError(f"{len(advantages)} advantages were given for {len(trajectories)} trajectories")
     counted = np.ones(len(trajectories), bool) if counted is None else counted
-    rows = _assign_rows(_chunks(trajectories, row_tokens, shared_prefix), row_tokens)
+    laid_out = np.ones(len(trajectories), bool) if laid_out is None else laid_out
+    if not laid_out.any():
+        raise ValueError("no trajectory is to be laid out")
+    counted_tokens = np.asarray([int(t.sampled_mask.sum()) * bool(c) for t, c in zip(trajectories, counted, strict=True)])
+    weights = trajectory_weights(counted_tokens, aggregation, max_tokens)
+    rows = _assign_rows(_chunks(trajectories, laid_out, row_tokens, shared_prefix), row_tokens)
     arrays = _empty_rows(len(rows), row_tokens, kept=_kept_width(trajectories))
     for row, chunks in enumerate(rows):
         line, start, segment = {name: array[row] for name, array in arrays.items()}, 0, 1
@@ -67,9 +75,9 @@ def pack(
                 line["trajectory_ids"][span] = index
                 line["advantages"][span] = advantages[index]
                 line["loss_mask"][span] *= counted[index]
+                line["loss_weights"][span] = line["loss_mask"][span] * weights[index]
                 segment, start = segment + 1, span.stop
-    weights = token_weights(arrays["loss_mask"], arrays["trajectory_ids"], aggregation, max_tokens)
-    return Batch(**arrays, loss_weights=weights)
+    return Batch(**arrays)
 
 
 def counted_trajectories(
@@ -123,7 +131,9 @@ def split_by_group(group_ids: Int[np.ndarray, " n"], parts: int) -> list[Int[np.
     return [np.flatnonzero(np.isin(group_ids, share)) for share in shares]
 
 
-def _chunks(trajectories: Sequence[Trajectory], row_tokens: int, shared_prefix: bool) -> list[Chunk]:
+def _chunks(
+    trajectories: Sequence[Trajectory], laid_out: np.ndarray, row_tokens: int, shared_prefix: bool
+) -> list[Chunk]:
     """One chunk per group where it fits into a row, else as few as first-fit-decreasing finds; one per trajectory
     without a shared prefix."""
     for trajectory in trajectories:
@@ -131,8 +141,8 @@ def _chunks(trajectories: Sequence[Trajectory], row_tokens: int, shared_prefix: 
         if needed > row_tokens:
             raise ValueError(f"{trajectory.name} needs {needed} tokens of a row of {row_tokens}")
     groups: dict[int, list[int]] = {}
-    for index, trajectory in enumerate(trajectories):
-        groups.setdefault(trajectory.group_id if shared_prefix else index, []).append(index)
+    for index in np.flatnonzero(laid_out).tolist():
+        groups.setdefault(trajectories[index].group_id if shared_prefix else index, []).append(index)
     chunks = []
     for indices in groups.values():
         prompt_ids = trajectories[indices[0]].prompt_ids
@@ -181,7 +191,7 @@ def _kept_width(trajectories: Sequence[Trajectory]) -> int | None:
 
 def _empty_rows(rows: int, row_tokens: int, kept: int | None) -> dict[str, np.ndarray]:
     integers = ("tokens", "targets", "positions", "segment_ids", "prefix_ids", "trajectory_ids")
-    floats = ("loss_mask", "advantages", "sampled_logprobs")
+    floats = ("loss_mask", "loss_weights", "advantages", "sampled_logprobs")
     arrays = {name: np.full((rows, row_tokens), PADDING.get(name, 0), np.int32) for name in integers}
     arrays |= {name: np.zeros((rows, row_tokens), np.float32) for name in floats}
     if kept is not None:

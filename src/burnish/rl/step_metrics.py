@@ -49,7 +49,10 @@ def reward_metrics(
 
 
 def update_metrics(updates: StepUpdates) -> dict[str, float]:
-    """Means over the tokens of all updates of a step; largest values stay largest."""
+    """Means over the tokens that went through the updates of a step; largest values stay largest.
+
+    Without a KL term, completions whose advantage is exactly 0 give no gradient and do not go through the model.
+    """
     metrics: dict[str, float] = {
         "learning_rate": updates.learning_rate,
         "packing_efficiency": updates.packing_efficiency,

@@ -53,7 +53,7 @@ class StepUpdates:
     """What the updates of one step measured."""
 
     metrics: list[UpdateMetrics]
-    """Of each update; empty when nothing counted and the weights stayed as they were."""
+    """Of each update; empty when there was no gradient and the weights stayed as they were."""
     learning_rate: float
     packing_efficiency: float
     trained_tokens: int
@@ -160,10 +160,14 @@ class Trainer:
             group_ids = np.asarray([trajectory.group_id for trajectory in trajectories])
             parts = split_by_group(group_ids, algorithm.updates_per_rollout)
         for part in parts * algorithm.epochs_per_rollout:
-            batch = self._pack([trajectories[index] for index in part], advantages[part])
+            members = [trajectories[index] for index in part]
+            # Without a KL term, an advantage of exactly 0 makes a gradient of exactly 0: such tokens only count.
+            laid_out = advantages[part] != 0 if self._reference is None else np.ones(len(part), bool)
+            laid_out &= self._counted(members)
+            if not laid_out.any():
+                continue  # No gradient: momentum and weight decay must not move the weights either.
+            batch = self._pack(members, advantages[part], laid_out)
             efficiencies.append(packing_efficiency(batch))
-            if not batch.loss_mask.any():
-                continue  # Nothing counts: momentum and weight decay must not move the weights either.
             if reference is not None:
                 spread = _spread([reference[index] for index in part], np.asarray(batch.trajectory_ids))
                 batch = replace(batch, reference_logprobs=spread)
@@ -183,7 +187,12 @@ class Trainer:
             trained_tokens=trained_tokens,
         )
 
-    def _pack(self, trajectories: Sequence[Trajectory], advantages: np.ndarray) -> Batch:
+    def _counted(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        return counted_trajectories(trajectories, self._config.algorithm.truncated_completions)
+
+    def _pack(
+        self, trajectories: Sequence[Trajectory], advantages: np.ndarray, laid_out: np.ndarray | None = None
+    ) -> Batch:
         algorithm = self._config.algorithm
         return pack(
             trajectories,
@@ -191,7 +200,8 @@ class Trainer:
             row_tokens=self._row_tokens,
             aggregation=algorithm.loss_aggregation,
             max_tokens=self._config.rollout.max_tokens,
-            counted=counted_trajectories(trajectories, algorithm.truncated_completions),
+            counted=self._counted(trajectories),
+            laid_out=laid_out,
         )
 
     def _padded(self, batch: Batch, most_rows: int) -> tuple[Batch, jax.Array]:
