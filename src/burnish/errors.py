@@ -1,4 +1,4 @@
-"""The ways burnish ends early on purpose: the user can mend it, a run's own alarm stopped it, or someone asked it to end."""
+"""The ways burnish ends early on purpose: the user can mend it, a run's own alarm stopped it, or it was asked to end."""
 
 
 class UserError(Exception):
@@ -8,7 +8,8 @@ class UserError(Exception):
 
 
 class RunStopped(Exception):
-    """A run stopped by one of its own alarms (failing graders, a non-finite loss); the message says which and where to look."""
+    """A run stopped by one of its own alarms (failing graders, a non-finite loss); the message says which, and where to
+    look."""
 
     exit_code = 1
 

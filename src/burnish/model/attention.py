@@ -1,4 +1,4 @@
-"""Attention over packed rows (training, prefill) and over a group's shared prefix plus each lane's own tokens (decoding).
+"""Attention over packed rows (training, prefill), and over a group's prefix plus each lane's own tokens (decoding).
 
 Scores and softmax are float32 whatever the compute dtype. Queries come as (…, num_heads, head_dim), keys and values as
 (…, num_kv_heads, head_dim); query head h reads key/value head h // (num_heads / num_kv_heads).
@@ -75,6 +75,10 @@ def lane_attention(
     own_weights = jnp.exp(own_scores - highest[..., None])
     total = prefix_weights.sum(-1).swapaxes(1, 2) + own_weights.sum(-1)
     dtype = own_values.dtype
-    context = jnp.einsum("gklhs,gksd->glkhd", prefix_weights.astype(dtype), prefix_values, preferred_element_type=jnp.float32)
-    context += jnp.einsum("glkhs,glksd->glkhd", own_weights.astype(dtype), own_values, preferred_element_type=jnp.float32)
+    context = jnp.einsum(
+        "gklhs,gksd->glkhd", prefix_weights.astype(dtype), prefix_values, preferred_element_type=jnp.float32
+    )
+    context += jnp.einsum(
+        "glkhs,glksd->glkhd", own_weights.astype(dtype), own_values, preferred_element_type=jnp.float32
+    )
     return (context / total[..., None]).reshape(queries.shape).astype(queries.dtype)

@@ -1,8 +1,8 @@
 """The decoder: one layer written once, run over packed rows for training and one token per lane for sampling.
 
-Parameters are a dict from the names of the parameter table (`model.layers.*.…`) to arrays. A layered entry is either one
-stacked array (num_layers, …), over which the layers are scanned, or a tuple with one array per layer, in which case they
-are unrolled: scanning compiles fast and suits long rows, unrolled layers spare decoding a copy of every weight.
+Parameters are a dict from the names of the parameter table (`model.layers.*.…`) to arrays. A layered entry is either
+one stacked array (num_layers, …), over which the layers are scanned, or a tuple with one array per layer, in which case
+they are unrolled: scanning compiles fast and suits long rows, unrolled layers spare decoding a copy of every weight.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def run_layers(
 ) -> tuple[Float[Array, "*batch hidden"], Any]:
     """Embed, run every layer, normalise: (hidden states, each layer's new state).
 
-    `states` is None, a pytree stacked over layers (with stacked parameters), or one state per layer (with unrolled ones).
+    `states` is None, a pytree stacked over layers (with stacked parameters), or one state per layer (with unrolled).
     """
     layered = {name.removeprefix(LAYER): value for name, value in parameters.items() if name.startswith(LAYER)}
     angles = rotation(spec.rope, spec.head_dim, positions)
@@ -111,7 +111,7 @@ def forward(
     *,
     remat: Remat = "none",
 ) -> Float[Array, "rows tokens hidden"]:
-    """Final hidden states of packed rows: a token sees its own segment and the prefix it hangs on (see `visibility`)."""
+    """Final hidden states of packed rows: a token sees its own segment and the prefix it hangs on (`visibility`)."""
     visible = visibility(segment_ids, prefix_ids)
 
     def attend(queries: Array, keys: Array, values: Array, state: None) -> tuple[Array, None]:

@@ -34,8 +34,8 @@ def score_tokens(
 ) -> TokenScores:
     """Score each target under softmax(logits / temperature), renormalised over `kept_ids` where sampling was truncated.
 
-    Rows of `kept_ids` are padded with -1; a row of -1 alone (a prompt's position) keeps the whole vocabulary. Positions go
-    through the vocabulary projection in chunks, whose logits are computed again in the backward pass.
+    Rows of `kept_ids` are padded with -1; a row of -1 alone (a prompt's position) keeps the whole vocabulary. Positions
+    go through the vocabulary projection in chunks, whose logits are computed again in the backward pass.
     """
     positions = hidden.shape[0]
     chunk = min(CHUNK, positions)

@@ -29,7 +29,7 @@ class RopeSpec:
 
     @staticmethod
     def from_config(config: dict[str, Any]) -> RopeSpec:
-        """Read both spellings: `rope_theta` + `rope_scaling` (transformers 4) and `rope_parameters` (transformers 5)."""
+        """Read both spellings: `rope_theta` and `rope_scaling` (transformers 4), `rope_parameters` (transformers 5)."""
         scaling = dict(config.get("rope_scaling") or {})
         scaling.update(config.get("rope_parameters") or {})
         theta = float(scaling.pop("rope_theta", config.get("rope_theta", 10_000.0)))
@@ -37,10 +37,13 @@ class RopeSpec:
         kind = scaling.pop("rope_type", old_spelling)
         if kind not in SUPPORTED_TYPES:
             raise UserError(
-                f"config.json asks for rope_type {kind!r}, which burnish can't compute; supported: {', '.join(SUPPORTED_TYPES)}"
+                f"config.json asks for rope_type {kind!r}, which burnish can't compute; "
+                f"supported: {', '.join(SUPPORTED_TYPES)}"
             )
         if float(scaling.pop("partial_rotary_factor", 1.0)) != 1.0:
-            raise UserError("config.json sets partial_rotary_factor in its rope parameters, which burnish can't compute")
+            raise UserError(
+                "config.json sets partial_rotary_factor in its rope parameters, which burnish can't compute"
+            )
         required = {
             "default": (),
             "linear": ("factor",),
@@ -53,7 +56,9 @@ class RopeSpec:
             values[field] = scaling.pop(field)
         unknown = [field for field, value in scaling.items() if value is not None and field not in _UNUSED_WITH[kind]]
         if unknown:
-            raise UserError(f"config.json has the rope field {unknown[0]!r}, which burnish can't honour with type {kind!r}")
+            raise UserError(
+                f"config.json has the rope field {unknown[0]!r}, which burnish can't honour with type {kind!r}"
+            )
         return RopeSpec(theta=theta, type=kind, **values)
 
 
@@ -84,7 +89,7 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:
 
 
 def rotation(
-    rope: RopeSpec, head_dim: int, positions: Int[Array, "..."]
+    rope: RopeSpec, head_dim: int, positions: Int[Array, "*batch"]
 ) -> tuple[Float[Array, "... half"], Float[Array, "... half"]]:
     """Cosines and sines of every position, float32 [..., head_dim / 2]."""
     import jax.numpy as jnp

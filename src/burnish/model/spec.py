@@ -45,14 +45,18 @@ class ModelSpec:
             )
         architectures = config.get("architectures") or [FAMILIES[family]]
         if architectures != [FAMILIES[family]]:
-            raise UserError(f"config.json says architectures {architectures}; burnish runs {FAMILIES[family]} for {family!r}")
+            raise UserError(
+                f"config.json says architectures {architectures}; burnish runs {FAMILIES[family]} for {family!r}"
+            )
         refuse_unknown_fields(config)
         number = _reader(config)
         hidden_size, num_heads = number("hidden_size"), number("num_attention_heads")
         num_kv_heads = number("num_key_value_heads", num_heads)
         head_dim = number("head_dim", 128 if family == "qwen3" else hidden_size // num_heads)
         if num_heads % num_kv_heads:
-            raise UserError(f"config.json has {num_heads} attention heads, not a multiple of its {num_kv_heads} key/value heads")
+            raise UserError(
+                f"config.json has {num_heads} attention heads, not a multiple of its {num_kv_heads} key/value heads"
+            )
         if head_dim % 2:
             raise UserError(f"config.json has head_dim {head_dim}; rotary embeddings need an even one")
         if config.get("hidden_act", "silu") != "silu":
@@ -104,7 +108,14 @@ def _reader(config: dict[str, Any]) -> Callable[..., int]:
 _HONOURED = {
     *("model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),
-    *("rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias", "max_position_embeddings"),
+    *(
+        "rope_scaling",
+        "rope_parameters",
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "max_position_embeddings",
+    ),
 }
 # What does not change the function from tokens to logits.
 _WITHOUT_EFFECT = {

@@ -40,8 +40,8 @@ class Batch:
     trajectory_ids: Int32[Array, "rows tokens"]
     """Index into the list of trajectories that was packed; −1 on prefixes and padding."""
     loss_weights: Float32[Array, "rows tokens"]
-    """What each token's loss is multiplied by before the plain sum over the whole update (see `losses.trajectory_weights`):
-    it holds the global normalisation, so that cutting the update into micro-batches can't change the gradient."""
+    """What each token's loss is multiplied by before the plain sum over the whole update: it holds the global
+    normalisation (`losses.trajectory_weights`), so that cutting into micro-batches can't change the gradient."""
     reference_logprobs: Float32[Array, "rows tokens"] | None = None
     """Log-probability of the target under the reference model, when a KL term is used."""
     kept_ids: Int32[Array, "rows tokens k"] | None = None

@@ -4,14 +4,13 @@
                         ▲                                                                           │
                         └────────────────────────── weights (version n+1) ──────────────────────────┘
 
-The loop is synchronous: a step samples with the weights the last one made. A step is a pure function of the state before
-it, and everything of a step is on disk before the next checkpoint is; so a run that was killed anywhere and resumed is
-bit-equal to one that wasn't.
+The loop is synchronous: a step samples with the weights the last one made. A step is a pure function of the state
+before it, and everything of a step is on disk before the next checkpoint is; so a run that was killed anywhere and
+resumed is bit-equal to one that wasn't.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +21,7 @@ import numpy as np
 
 from burnish.checkpoint.run_folder import RunFolder
 from burnish.checkpoint.run_state import Checkpoints
-from burnish.config.differences import Difference, check_resume
-from burnish.config.loading import dump_yaml, load_config
+from burnish.config.loading import dump_yaml
 from burnish.config.schema import RunConfig
 from burnish.errors import Interrupted, UserError
 from burnish.model.compilation_cache import use_compilation_cache
@@ -31,14 +29,16 @@ from burnish.model.spec import ModelSpec
 from burnish.observe.metrics import MetricsWriter, read_metrics
 from burnish.observe.progress import RunProgress
 from burnish.observe.reward_curve import draw_reward_curve
-from burnish.observe.samples import Sample, SampleWriter
+from burnish.observe.samples import SampleWriter
 from burnish.observe.trackers import open_trackers
 from burnish.rl.advantages import group_advantages, zero_advantage_groups
 from burnish.rl.evaluation import EvaluationResult, evaluate
 from burnish.rl.interruption import Interruption
+from burnish.rl.preflight import check_context, step_to_resume
 from burnish.rl.prompt_stream import PromptStream
 from burnish.rl.step_grading import StepGrader
-from burnish.rl.step_metrics import machine_metrics, reward_metrics, update_metrics
+from burnish.rl.step_metrics import Clock, machine_metrics, reward_metrics, update_metrics
+from burnish.rl.step_samples import evaluation_samples, training_samples
 from burnish.rl.trainer import StepUpdates, Trainer
 from burnish.rollout.engine import Engine
 from burnish.rollout.records import Prompt, Trajectory
@@ -114,15 +114,14 @@ class _Run:
     def __init__(self, config: RunConfig, task: Task | None, stack: ExitStack) -> None:
         self.config = config
         self.folder = stack.enter_context(RunFolder(config.output_dir, config.run_folder.name))
-        self.changes: list[Difference] = []
         self._tracing = False
         stack.callback(self._stop_tracing)
         self.checkpoints = stack.enter_context(Checkpoints(self.folder.checkpoints, keep=config.checkpoint.keep))
-        resumed_step = self._what_to_resume()
+        resumed_step, changes = step_to_resume(config, self.folder, self.checkpoints)
         self.task = load_task(config.task, config.seed) if task is None else require_task(task, "task")
         self.source = open_source(config.model)
         self.spec = ModelSpec.from_config(self.source.config)
-        _check_context(config, self.spec)
+        check_context(config, self.spec)
         self.tokenizer = ChatTokenizer.from_source(self.source)
         grading = config.grading
         pool = stack.enter_context(GradingPool(self.task, grading.workers, grading.timeout_seconds))
@@ -160,7 +159,7 @@ class _Run:
         self.evaluations: dict[int, list[EvaluationResult]] = {}
         self.interruption = stack.enter_context(Interruption())
         self.progress = stack.enter_context(RunProgress(config.steps, first_step=self.step))
-        for change in self.changes:
+        for change in changes:
             self.progress.note(f"changed since the run started: {change}")
         if pool.reason_in_process:
             self.progress.note(f"grading in this process, without a time limit: {pool.reason_in_process}")
@@ -191,7 +190,7 @@ class _Run:
 
     def _one_step(self) -> None:
         step = self.step + 1
-        clock = _Clock()
+        clock = Clock()
         self.engine.update_weights(int(self.trainer.state.version), self.trainer.sampling_weights())
         dropped_before, generated_before = self.prompts.dropped, self.engine.generated_tokens
         position = self.prompts.state()
@@ -201,22 +200,22 @@ class _Run:
             self.prompts.restore(position)
             raise
         updates = self._update(step, rollout, clock)
-        self.samples.write(step, _samples(rollout))
+        self.samples.write(
+            step, training_samples(rollout.trajectories, rollout.rows, rollout.grades, rollout.advantages)
+        )
         values = {
             **reward_metrics(rollout.trajectories, rollout.grades, rollout.group_ids),
             **update_metrics(updates),
             "prompts/dropped": self.prompts.dropped - dropped_before,
             "prompts/gold_failures": len(self.prompts.gold.failures),
-            **machine_metrics(
-                clock.seconds, self.engine.generated_tokens - generated_before, updates.trained_tokens
-            ),
+            **machine_metrics(clock.seconds, self.engine.generated_tokens - generated_before, updates.trained_tokens),
         }
         self.metrics.write(step, "train", values)
         self.step = step
         self._warn(step, values)
         self.progress.step(step, values.get("reward/mean"), values["perf/rollout_tokens_per_second"])
 
-    def _rollout(self, step: int, clock: _Clock) -> _Rollout:
+    def _rollout(self, step: int, clock: Clock) -> _Rollout:
         """Sample and grade the step's groups; with resampling, further ones for those that teach nothing."""
         config, rollout = self.config, _Rollout()
         rounds = 1 + (config.algorithm.max_resample_rounds if self._resampling else 0)
@@ -261,7 +260,7 @@ class _Run:
                 self.interruption.raise_if_asked()
         return sorted(trajectories, key=lambda trajectory: (trajectory.group_id, trajectory.completion_index))
 
-    def _judge(self, rollout: _Rollout, clock: _Clock) -> None:
+    def _judge(self, rollout: _Rollout, clock: Clock) -> None:
         """Rewards and advantages of everything the step has sampled so far."""
         with clock.phase("reference"):
             rollout.reference = self.trainer.reference_logprobs(rollout.trajectories)
@@ -282,7 +281,7 @@ class _Run:
             return set()
         return {int(group) for group in zero_advantage_groups(rollout.rewards, rollout.group_ids, rollout.valid)}
 
-    def _update(self, step: int, rollout: _Rollout, clock: _Clock) -> StepUpdates:
+    def _update(self, step: int, rollout: _Rollout, clock: Clock) -> StepUpdates:
         self.progress.phase("update")
         useless = self._useless_groups(rollout)
         trained = [
@@ -340,7 +339,7 @@ class _Run:
             )
             results.append(result)
             stream = "eval_greedy" if result.greedy else "eval"
-            self.samples.write(self.step, _evaluation_samples(result), stream=stream)
+            self.samples.write(self.step, evaluation_samples(result), stream=stream)
         self.evaluations[self.step] = results
         values: dict[str, float] = {}
         for result in results:
@@ -369,28 +368,6 @@ class _Run:
         self.trainer.restore(saved.parameters, saved.optimizer_state, saved.loop_state["version"])
         self.prompts.restore(saved.loop_state["prompts"])
         self.step = saved.loop_state["step"]
-
-    def _what_to_resume(self) -> int | None:
-        """The step to continue from, None for a new run; refuses what is not a continuation."""
-        latest, begun = self.checkpoints.latest_step(), self.folder.saved_config() is not None
-        if begun and not self.config.checkpoint.resume:
-            raise UserError(
-                f"{self.folder.path} already holds a run and checkpoint.resume is false; "
-                "choose another run_name=… or delete the folder"
-            )
-        if latest is None:
-            return None
-        if not begun:
-            raise UserError(
-                f"{self.folder.path} has checkpoints but no config.yaml to compare with; choose another run_name=…"
-            )
-        self.changes = check_resume(load_config(self.folder.config), self.config)
-        if latest > self.config.steps:
-            raise UserError(
-                f"{self.folder.path} has a checkpoint of step {latest}, beyond steps={self.config.steps}; "
-                f"type steps={latest} or more"
-            )
-        return latest
 
     def _warn(self, step: int, values: dict[str, float]) -> None:
         """Say aloud what a number alone would let pass."""
@@ -424,54 +401,3 @@ class _Run:
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing = False
-
-
-class _Clock:
-    """Seconds per phase of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-def _check_context(config: RunConfig, spec: ModelSpec) -> None:
-    longest = config.rollout.max_prompt_tokens + max(config.rollout.max_tokens, config.evaluation.max_tokens or 0)
-    if longest > spec.max_position_embeddings:
-        raise UserError(
-            f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens} and max_tokens="
-            f"{longest - config.rollout.max_prompt_tokens} make {longest} tokens, more than the model's context of "
-            f"{spec.max_position_embeddings}; type a smaller rollout.max_tokens"
-        )
-
-
-def _samples(rollout: _Rollout) -> list[Sample]:
-    return [
-        _sample(trajectory, rollout.rows[trajectory.group_id], grade, float(advantage))
-        for trajectory, grade, advantage in zip(rollout.trajectories, rollout.grades, rollout.advantages, strict=True)
-    ]
-
-
-def _evaluation_samples(result: EvaluationResult) -> list[Sample]:
-    return [_sample(done.trajectory, done.row, done.grade, None) for done in result.completions]
-
-
-def _sample(trajectory: Trajectory, row: Row, grade: Grade, advantage: float | None) -> Sample:
-    return Sample(
-        prompt_id=trajectory.prompt_id,
-        group_id=trajectory.group_id,
-        completion_index=trajectory.completion_index,
-        messages=row.messages,
-        completion=trajectory.text,
-        token_ids=trajectory.token_ids,
-        logprobs=trajectory.logprobs,
-        reward_parts=grade.parts,
-        reward=grade.reward,
-        advantage=None if grade.parts is None else advantage,
-        stop_reason=trajectory.stop_reason,
-        grade_error=grade.error,
-    )

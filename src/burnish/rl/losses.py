@@ -31,8 +31,8 @@ def trajectory_weights(
 ) -> Float[np.ndarray, " n"]:
     """Weight of each token's loss by trajectory, such that an update's loss is Σ weight · token loss (NumPy).
 
-    Give it the number of tokens in the loss of every trajectory of one optimizer update, whatever rows they will lie in.
-    A trajectory counts (as a "sequence") when one of its tokens does.
+    Give it the number of tokens in the loss of every trajectory of one optimizer update, whatever rows they will lie
+    in. A trajectory counts (as a "sequence") when one of its tokens does.
 
     `token-mean`: 1 / counted tokens (DAPO, arXiv 2503.14476).
     `sequence-mean-token-mean`: 1 / (counted trajectories · the trajectory's counted tokens) (GRPO).

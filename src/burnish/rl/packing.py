@@ -57,7 +57,7 @@ def pack(
     laid_out = np.ones(len(trajectories), bool) if laid_out is None else laid_out
     if not laid_out.any():
         raise ValueError("no trajectory is to be laid out")
-    counted_tokens = np.asarray([int(t.sampled_mask.sum()) * bool(c) for t, c in zip(trajectories, counted, strict=True)])
+    counted_tokens = np.asarray([t.sampled_mask.sum() for t in trajectories]) * counted
     weights = trajectory_weights(counted_tokens, aggregation, max_tokens)
     rows = _assign_rows(_chunks(trajectories, laid_out, row_tokens, shared_prefix), row_tokens)
     arrays = _empty_rows(len(rows), row_tokens, kept=_kept_width(trajectories))

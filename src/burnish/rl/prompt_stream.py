@@ -1,4 +1,4 @@
-"""Where the next prompts of a run come from: rows in their shuffled order, checked, tokenized, too long ones dropped."""
+"""Where the next prompts of a run come from: rows in shuffled order, checked, tokenized, too long ones dropped."""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -16,6 +18,19 @@ from burnish.rl.advantages import count_groups
 from burnish.rl.trainer import StepUpdates
 from burnish.rollout.records import Trajectory
 from burnish.tasks import Grade
+
+
+class Clock:
+    """Seconds per phase of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def reward_metrics(

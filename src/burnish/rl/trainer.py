@@ -171,8 +171,8 @@ class Trainer:
             if reference is not None:
                 spread = _spread([reference[index] for index in part], np.asarray(batch.trajectory_ids))
                 batch = replace(batch, reference_logprobs=spread)
-            limit = self._config.prompts_per_step // algorithm.updates_per_rollout * self._config.rollout.num_generations
-            padded, micro_batches = self._padded(batch, max(limit, len(part)))
+            most = self._config.completions_per_step // algorithm.updates_per_rollout
+            padded, micro_batches = self._padded(batch, max(most, len(part)))
             self.state, metrics = update(
                 self.state, padded, micro_batches, settings=self._settings, optimizer=self._optimizer
             )

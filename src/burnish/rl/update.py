@@ -22,9 +22,7 @@ from burnish.rl.batch import Batch
 from burnish.rl.losses import SumCount, kl_loss, masked_sum, max_logprob_difference, policy_loss, policy_metrics
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["parameters", "optimizer_state", "version"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["parameters", "optimizer_state", "version"], meta_fields=[])
 @dataclass(frozen=True)
 class State:
     """What training changes."""
