@@ -1,4 +1,4 @@
-"""The ways burnish ends early on purpose: the user can mend it, a run's own alarm stopped it, or it was asked to end."""
+"""The ways burnish ends early on purpose: the user can mend it, a run's alarm stopped it, or it was asked to end."""
 
 
 class UserError(Exception):
