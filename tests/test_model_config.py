@@ -31,6 +31,32 @@ def test_rope_of_llama_3_is_read() -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     # case, fields that replace the case's own, what the sentence must name
+    ("llama-untied", {"rope_theta": None}, "rope_theta"),
+    ("llama-untied", {"rope_theta": "10000"}, "rope_theta"),
+    ("llama-untied", {"rms_norm_eps": None}, "rms_norm_eps"),
+    ("llama-untied", {"rope_scaling": "linear"}, "rope scaling"),
+    ("llama-untied", {"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
+    (
+        "llama-untied",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+        "differ",
+    ),
+    (
+        "llama-untied",
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+        "low_freq_factor",
+    ),
+    ("llama-untied", {"model_type": ["llama"]}, "model_type"),
+    ("llama-untied", {"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+    ("qwen3-untied", {"layer_types": ["full_attention"]}, "layer_types"),
     ("llama-untied", {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "mistral"),
     ("llama-untied", {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}, "gemma2"),
     ("qwen3-untied", {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, "qwen3_moe"),

@@ -25,14 +25,19 @@ class RopeSpec:
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
+    original_max_position_embeddings: float = 8192
 
     @staticmethod
     def from_config(config: dict[str, Any]) -> RopeSpec:
         """Read both spellings: `rope_theta` and `rope_scaling` (transformers 4), `rope_parameters` (transformers 5)."""
-        scaling = dict(config.get("rope_scaling") or {})
-        scaling.update(config.get("rope_parameters") or {})
-        theta = float(scaling.pop("rope_theta", config.get("rope_theta", 10_000.0)))
+        spellings = [config.get(name) or {} for name in ("rope_scaling", "rope_parameters")]
+        for given in spellings:
+            if not isinstance(given, dict):
+                raise UserError(f"config.json gives its rope scaling as {given!r}; expected a mapping with a rope_type")
+        if all(spellings) and spellings[0] != spellings[1]:
+            raise UserError("config.json has rope_scaling and rope_parameters, and they differ; remove one of them")
+        scaling = dict(spellings[0] or spellings[1])
+        theta = positive("rope_theta", scaling.pop("rope_theta", config.get("rope_theta", 10_000.0)))
         old_spelling = scaling.pop("type", "default")
         kind = scaling.pop("rope_type", old_spelling)
         if kind not in SUPPORTED_TYPES:
@@ -40,7 +45,7 @@ class RopeSpec:
                 f"config.json asks for rope_type {kind!r}, which burnish can't compute; "
                 f"supported: {', '.join(SUPPORTED_TYPES)}"
             )
-        if float(scaling.pop("partial_rotary_factor", 1.0)) != 1.0:
+        if scaling.pop("partial_rotary_factor", None) not in (None, 1.0):
             raise UserError(
                 "config.json sets partial_rotary_factor in its rope parameters, which burnish can't compute"
             )
@@ -53,7 +58,12 @@ class RopeSpec:
         for field in required:
             if field not in scaling:
                 raise UserError(f"config.json asks for rope_type {kind!r} without its field {field!r}")
-            values[field] = scaling.pop(field)
+            values[field] = positive(field, scaling.pop(field))
+        if kind == "llama3" and values["low_freq_factor"] >= values["high_freq_factor"]:
+            raise UserError(
+                f"config.json has low_freq_factor {values['low_freq_factor']:g}, which must be below its "
+                f"high_freq_factor {values['high_freq_factor']:g}"
+            )
         unknown = [field for field, value in scaling.items() if value is not None and field not in _UNUSED_WITH[kind]]
         if unknown:
             raise UserError(
@@ -68,6 +78,13 @@ _UNUSED_WITH = {
     "linear": ("original_max_position_embeddings",),
     "llama3": (),
 }
+
+
+def positive(field: str, value: Any) -> float:
+    """A number of a config that has to be above 0; a UserError names the field."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"config.json needs a positive number for {field!r}, not {value!r}")
+    return float(value)
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> np.ndarray:

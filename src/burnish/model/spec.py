@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from burnish.errors import UserError
-from burnish.model.rope import RopeSpec
+from burnish.model.rope import RopeSpec, positive
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -39,7 +39,7 @@ class ModelSpec:
     def from_config(config: dict[str, Any]) -> ModelSpec:
         """Read a Hugging Face config; a UserError names what can't be honoured."""
         family = config.get("model_type")
-        if family not in FAMILIES:
+        if not isinstance(family, str) or family not in FAMILIES:
             raise UserError(
                 f"config.json says model_type {family!r}, which burnish can't run; supported: {', '.join(FAMILIES)}"
             )
@@ -61,7 +61,12 @@ class ModelSpec:
             raise UserError(f"config.json has head_dim {head_dim}; rotary embeddings need an even one")
         if config.get("hidden_act", "silu") != "silu":
             raise UserError(f"config.json says hidden_act {config['hidden_act']!r}; burnish computes 'silu' only")
-        bias = bool(config.get("attention_bias", False))
+        if "head_dim" not in config and family != "qwen3" and hidden_size % num_heads:
+            raise UserError(
+                f"config.json has hidden_size {hidden_size}, not a multiple of its {num_heads} attention heads, "
+                "and no head_dim"
+            )
+        bias = _flag(config, "attention_bias")
         return ModelSpec(
             family=family,
             vocab_size=number("vocab_size"),
@@ -71,12 +76,12 @@ class ModelSpec:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=positive("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
             rope=RopeSpec.from_config(config),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=_flag(config, "tie_word_embeddings"),
             attention_bias=family == "qwen2" or bias,
             attention_output_bias=family != "qwen2" and bias,
-            mlp_bias=bool(config.get("mlp_bias", False)),
+            mlp_bias=_flag(config, "mlp_bias"),
             qk_norm=family == "qwen3",
             max_position_embeddings=number("max_position_embeddings", 2048),
         )
@@ -104,18 +109,19 @@ def _reader(config: dict[str, Any]) -> Callable[..., int]:
     return number
 
 
+def _flag(config: dict[str, Any], field: str) -> bool:
+    value = config.get(field)
+    if value not in (None, True, False):
+        raise UserError(f"config.json needs true or false for {field!r}, not {value!r}")
+    return bool(value)
+
+
 # What from_config reads.
 _HONOURED = {
     *("model_type", "architectures", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "rope_theta"),
-    *(
-        "rope_scaling",
-        "rope_parameters",
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "max_position_embeddings",
-    ),
+    *("rope_scaling", "rope_parameters", "tie_word_embeddings", "attention_bias", "mlp_bias"),
+    "max_position_embeddings",
 }
 # What does not change the function from tokens to logits.
 _WITHOUT_EFFECT = {
@@ -140,8 +146,12 @@ def refuse_unknown_fields(config: dict[str, Any]) -> None:
     """Raise a UserError for the first field of a config that may change the computation and is not understood."""
     layer_types = config.get("layer_types")
     if layer_types and set(layer_types) != {"full_attention"}:
-        odd = sorted(set(layer_types) - {"full_attention"})[0]
+        odd = next(kind for kind in layer_types if kind != "full_attention")
         raise UserError(f"config.json has layer_types with {odd!r}; burnish computes 'full_attention' only")
+    if layer_types and len(layer_types) != config.get("num_hidden_layers"):
+        raise UserError(
+            f"config.json lists {len(layer_types)} layer_types for {config.get('num_hidden_layers')} num_hidden_layers"
+        )
     window = config.get("sliding_window")
     # Qwen files carry a window that use_sliding_window turns off; Llama and Mistral files mean it.
     if window is not None and config.get("use_sliding_window", config["model_type"] == "llama"):
