@@ -1,8 +1,8 @@
 """The compiled programs of the rollout: prefill of prompts, many decoding steps per dispatch, and re-arranging lanes.
 
-Lanes stand in a grid of `groups` rows and `lanes` columns: every lane of a row continues the same prompt, whose keys and
-values are held and read once per row. All lanes write their new token at the same slot of their own cache, so one update
-serves them all; a lane that started later sees its own slots only.
+Lanes stand in a grid of `groups` rows and `lanes` columns: every lane of a row continues the same prompt, whose keys
+and values are held and read once per row. All lanes write their new token at the same slot of their own cache, so one
+update serves them all; a lane that started later sees its own slots only.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def gather_prefix(
     *,
     length: int,
 ) -> Float[Array, "new_groups kv_heads length head_dim"]:
-    """Rows of the new grid's prompts: an index below `groups` is a row that stays, one from there on a prefilled one."""
+    """Prompts of the new grid's rows: an index below `groups` is an old row, one from there on a prefilled prompt."""
     return jnp.concatenate([_resize(old, length, axis=2), _resize(new, length, axis=2)])[rows]
 
 
@@ -194,4 +194,3 @@ def _resize(array: Array, length: int, axis: int) -> Array:
     padding = [(0, 0)] * array.ndim
     padding[axis] = (0, length - array.shape[axis])
     return jnp.pad(array, padding)
-

@@ -12,7 +12,7 @@ from typing import NamedTuple
 SMALLEST_CACHE = 32
 
 
-class Grid(NamedTuple):
+class GridShape(NamedTuple):
     """`groups` rows of `lanes` lanes; all lanes of a row share a prompt."""
 
     groups: int
@@ -34,15 +34,15 @@ def cache_length(tokens: int) -> int:
     return size * 3 // 4 if size > SMALLEST_CACHE and tokens <= size * 3 // 4 else size
 
 
-def smallest_grid(lane_counts: Sequence[int]) -> Grid:
+def smallest_grid(lane_counts: Sequence[int]) -> GridShape:
     """The grid of fewest lanes for prompts that have this many lanes each; among equals the one of fewest rows.
 
     A prompt with more lanes than the grid is wide takes several rows, each with its own copy of the prompt.
     """
-    best: Grid | None = None
+    best: GridShape | None = None
     lanes = power_of_two(max(lane_counts))
     while lanes:
-        grid = Grid(power_of_two(sum(-(-count // lanes) for count in lane_counts)), lanes)
+        grid = GridShape(power_of_two(sum(-(-count // lanes) for count in lane_counts)), lanes)
         if best is None or grid.size < best.size:
             best = grid
         lanes //= 2

@@ -104,7 +104,9 @@ def draw_truncated(
     masses = jnp.exp((candidates - candidates[..., :1]) / temperature[..., None])
     masses = jnp.where(jnp.arange(bound) < top_k, masses, 0.0)
     before = jnp.cumsum(masses, axis=-1) - masses
-    kept = (masses > 0) & (before < top_p * masses.sum(-1, keepdims=True)) & (masses >= min_p)
+    # Rounding makes `before` the whole mass where a token's own is tiny; a top_p of 1 must not cut there.
+    within = (before < top_p * masses.sum(-1, keepdims=True)) | (top_p >= 1)
+    kept = (masses > 0) & within & (masses >= min_p)
     masses = jnp.where(kept, masses, 0.0)
     entry, _, total = _invert(masses, noise)
     token = jnp.take_along_axis(ids, entry[..., None], axis=-1)[..., 0]
