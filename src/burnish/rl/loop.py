@@ -23,7 +23,7 @@ from burnish.checkpoint.run_folder import RunFolder
 from burnish.checkpoint.run_state import Checkpoints
 from burnish.config.loading import dump_yaml
 from burnish.config.schema import RunConfig
-from burnish.errors import Interrupted, UserError
+from burnish.errors import Interrupted, RunStopped, UserError
 from burnish.model.compilation_cache import use_compilation_cache
 from burnish.model.spec import ModelSpec
 from burnish.observe.metrics import MetricsWriter, read_metrics
@@ -36,14 +36,14 @@ from burnish.rl.evaluation import EvaluationResult, evaluate
 from burnish.rl.interruption import Interruption
 from burnish.rl.preflight import check_context, step_to_resume
 from burnish.rl.prompt_stream import PromptStream
-from burnish.rl.step_grading import StepGrader
+from burnish.rl.step_grading import JournaledPool, grade_step
 from burnish.rl.step_metrics import Clock, machine_metrics, reward_metrics, update_metrics
 from burnish.rl.step_samples import evaluation_samples, training_samples
 from burnish.rl.trainer import StepUpdates, Trainer
 from burnish.rollout.engine import Engine
 from burnish.rollout.records import Prompt, Trajectory
 from burnish.rollout.sampling import Sampling
-from burnish.tasks import GoldChecker, Grade, GradingPool, Row, Task, load_task, require_task, training_rows
+from burnish.tasks import GoldChecker, Grade, Row, Task, load_task, require_task, training_rows
 from burnish.text.tokenizer import ChatTokenizer
 from burnish.weights.export import save_hf
 from burnish.weights.loading import load_parameters
@@ -124,13 +124,13 @@ class _Run:
         check_context(config, self.spec)
         self.tokenizer = ChatTokenizer.from_source(self.source)
         grading = config.grading
-        pool = stack.enter_context(GradingPool(self.task, grading.workers, grading.timeout_seconds))
-        self.pool = pool
-        self.grader = StepGrader(pool, self.folder.path, max_failed_share=grading.max_failed_share)
+        self.pool = stack.enter_context(
+            JournaledPool(self.task, grading.workers, grading.timeout_seconds, run_folder=self.folder.path)
+        )
         self.prompts = PromptStream(
             rows=training_rows(self.task, config.task.max_prompts),
             tokenizer=self.tokenizer,
-            gold=GoldChecker(self.task, pool, grading.max_failed_share),
+            gold=GoldChecker(self.task, self.pool, grading.max_failed_share),
             seed=config.seed,
             max_prompt_tokens=config.rollout.max_prompt_tokens,
             chat_template_kwargs=config.rollout.chat_template_kwargs,
@@ -154,15 +154,13 @@ class _Run:
         # Steps after the checkpoint are done again, to the same result; a new run starts from nothing.
         self.samples.truncate_after(self.step if resumed_step is not None else -1)
         self.metrics.truncate_after(self.step if resumed_step is not None else -1)
-        if resumed_step is None:
-            self.grader.forget_all()
         self.evaluations: dict[int, list[EvaluationResult]] = {}
         self.interruption = stack.enter_context(Interruption())
         self.progress = stack.enter_context(RunProgress(config.steps, first_step=self.step))
         for change in changes:
             self.progress.note(f"changed since the run started: {change}")
-        if pool.reason_in_process:
-            self.progress.note(f"grading in this process, without a time limit: {pool.reason_in_process}")
+        if self.pool.reason_in_process:
+            self.progress.note(f"grading in this process, without a time limit: {self.pool.reason_in_process}")
 
     def to_the_end(self) -> RunResult:
         """The loop."""
@@ -182,6 +180,9 @@ class _Run:
             saved = f"step {self.step} is saved in" if self.step else "before the first step of"
             self.progress.note(f"stopped: {saved} {self.folder.path}; the same command goes on from there")
             raise
+        except RunStopped:
+            self.pool.forget_part()
+            raise
         self.checkpoints.wait()
         self.progress.phase("export")
         save_hf(self.folder.hf, self.trainer.state.parameters, self.spec, self.source, dtype=config.export.dtype)
@@ -194,6 +195,7 @@ class _Run:
         self.engine.update_weights(int(self.trainer.state.version), self.trainer.sampling_weights())
         dropped_before, generated_before = self.prompts.dropped, self.engine.generated_tokens
         position = self.prompts.state()
+        self.pool.begin(f"step {step}")
         try:
             rollout = self._rollout(step, clock)
         except Interrupted:
@@ -230,7 +232,7 @@ class _Run:
                 trajectories = self._sample([prompt for prompt, _ in taken], step)
             with clock.phase("grading"):
                 self.progress.phase("grading")
-                grades = self.grader.grade(step, trajectories, rollout.rows)
+                grades = grade_step(self.pool, step, trajectories, rollout.rows, config.grading.max_failed_share)
                 self.interruption.raise_if_asked()
             rollout.trajectories += trajectories
             rollout.grades += grades
@@ -311,6 +313,7 @@ class _Run:
         """Accuracy on held-out prompts, sampled and greedy, into the metric stream; leaves the state as it was."""
         config, settings = self.config, self.config.evaluation
         self.progress.phase("evaluation")
+        self.pool.begin(f"evaluation {self.step}")
         self.engine.update_weights(int(self.trainer.state.version), self.trainer.sampling_weights())
         rows = self.task.eval_rows()
         if not len(rows):

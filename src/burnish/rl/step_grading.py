@@ -1,84 +1,86 @@
-"""Grading a step: every completion gets a grade or a recorded failure, and what a clock decided is decided once.
+"""Grading in a run: what a clock decided is decided once, and a step that can hardly be graded stops the run.
 
-A grader that timed out would perhaps finish when a killed run replays the step. Its failure is therefore on disk before
-it is used, and a replay reads it there: a resumed run equals one that was never killed.
+A grader that timed out would perhaps finish when a killed run does the same part again. Its failure is therefore on
+disk before it is used, and a replay reads it there: a resumed run equals one that was never killed.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from burnish.errors import RunStopped
+from burnish.observe import json_lines
 from burnish.rollout.records import Trajectory
-from burnish.tasks import Completion, Grade, GradingPool, Row
+from burnish.tasks import Completion, Grade, GradingPool, Row, Task
 
 TIMEOUTS_FILE = "timed_out_grades.jsonl"
 
 
-class StepGrader:
-    """Grades the completions of steps with one pool, and keeps the journal of timeouts in the run's folder."""
+class JournaledPool(GradingPool):
+    """A grading pool that keeps a journal of timeouts in the run's folder.
 
-    def __init__(self, pool: GradingPool, run_folder: Path, *, max_failed_share: float) -> None:
-        self._pool = pool
+    An entry names the part of the run (a step, an evaluation), the place of the completion among those graded in it,
+    and a checksum of the completion, so that it is taken for no other's.
+    """
+
+    def __init__(self, task: Task, workers: int, timeout_seconds: float, *, run_folder: Path) -> None:
+        super().__init__(task, workers, timeout_seconds)
         self._path = run_folder / TIMEOUTS_FILE
-        self._max_failed_share = max_failed_share
-        self._timed_out = _read_journal(self._path)
+        json_lines.keep(self._path, lambda _: True)
+        entries = json_lines.read(self._path) if self._path.exists() else ()
+        self._timed_out = {(entry["part"], entry["place"], entry["checksum"]): entry["error"] for entry in entries}
+        self.begin("start")
 
-    def forget_all(self) -> None:
-        """Start the journal of a new run."""
-        self._timed_out.clear()
-        self._path.unlink(missing_ok=True)
+    def begin(self, part: str) -> None:
+        """Name the part of the run that the next completions belong to; done again, it grades the same ones."""
+        self._part, self._graded = part, 0
 
-    def grade(self, step: int, trajectories: Sequence[Trajectory], rows: Mapping[int, Row]) -> list[Grade]:
-        """One grade per trajectory; `rows` are the step's by group id.
-
-        Raises:
-            RunStopped: if more than the allowed share has no grade, with the first failure.
-        """
-        keys = [f"{step}/{trajectory.group_id}/{trajectory.completion_index}" for trajectory in trajectories]
+    def grade(self, completions: Sequence[Completion]) -> list[Grade]:
+        """One grade per completion; those that timed out when this part was first done are not tried again."""
+        keys = [(self._part, self._graded + index, _checksum(one)) for index, one in enumerate(completions)]
+        self._graded += len(completions)
         fresh = [index for index, key in enumerate(keys) if key not in self._timed_out]
-        completions = [
-            Completion(rows[t.group_id], t.text, t.stop_reason, len(t.token_ids))
-            for t in (trajectories[index] for index in fresh)
-        ]
-        grades = dict(zip(fresh, self._pool.grade(completions), strict=True))
-        self._record({keys[index]: grade.error or "" for index, grade in grades.items() if grade.timed_out})
-        result = [
+        grades = dict(zip(fresh, super().grade([completions[index] for index in fresh]), strict=True))
+        for index, grade in grades.items():
+            if grade.timed_out:
+                self._record(keys[index], grade.error or "")
+        return [
             grades[index] if index in grades else Grade(None, None, self._timed_out[key], timed_out=True)
             for index, key in enumerate(keys)
         ]
-        failures = [(trajectories[index], grade) for index, grade in enumerate(result) if grade.parts is None]
-        if len(failures) > self._max_failed_share * len(result):
-            trajectory, grade = failures[0]
-            raise RunStopped(
-                f"step {step}: {len(failures)} of {len(result)} completions could not be graded, more than "
-                f"grading.max_failed_share={self._max_failed_share:g} allows; the first is {trajectory.name}:\n"
-                f"{grade.error}"
-            )
-        return result
 
-    def _record(self, timeouts: Mapping[str, str]) -> None:
-        if not timeouts:
-            return
-        with self._path.open("a", encoding="utf-8") as file:
-            for key, error in timeouts.items():
-                file.write(json.dumps({"completion": key, "error": error}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._timed_out.update(timeouts)
+    def forget_part(self) -> None:
+        """Let the part that stopped the run be graded anew: whoever mends a grader wants it to be asked again."""
+        self._timed_out = {key: error for key, error in self._timed_out.items() if key[0] != self._part}
+        json_lines.keep(self._path, lambda entry: bool(entry["part"] != self._part))
+
+    def _record(self, key: tuple[str, int, int], error: str) -> None:
+        entry: dict[str, Any] = dict(zip(("part", "place", "checksum"), key, strict=True))
+        json_lines.append(self._path, entry | {"error": error})
+        self._timed_out[key] = error
 
 
-def _read_journal(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    timeouts = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # The half-written last line of a killed process: nothing was decided by it yet.
-        timeouts[entry["completion"]] = entry["error"]
-    return timeouts
+def grade_step(
+    pool: GradingPool, step: int, trajectories: Sequence[Trajectory], rows: Mapping[int, Row], max_failed_share: float
+) -> list[Grade]:
+    """One grade per trajectory; `rows` are the step's by group id.
+
+    Raises:
+        RunStopped: if more than the allowed share has no grade, with the first failure.
+    """
+    grades = pool.grade([Completion(rows[t.group_id], t.text, t.stop_reason, len(t.token_ids)) for t in trajectories])
+    failures = [(t, grade) for t, grade in zip(trajectories, grades, strict=True) if grade.parts is None]
+    if len(failures) > max_failed_share * len(grades):
+        trajectory, grade = failures[0]
+        raise RunStopped(
+            f"step {step}: {len(failures)} of {len(grades)} completions could not be graded, more than "
+            f"grading.max_failed_share={max_failed_share:g} allows; the first is {trajectory.name}:\n{grade.error}"
+        )
+    return grades
+
+
+def _checksum(completion: Completion) -> int:
+    return zlib.crc32(f"{completion.row.id}\0{completion.text}".encode("utf-8", "surrogatepass"))

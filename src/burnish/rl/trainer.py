@@ -100,11 +100,11 @@ class Trainer:
         )
         # The update donates its state, so the reference needs arrays of its own.
         self._reference = jax.tree.map(jnp.copy, initial) if algorithm.kl_coefficient > 0 else None
-        self.state = State(initial, jax.jit(self._optimizer.init)(initial), jnp.int32(0))
+        self.state = _committed(State(initial, jax.jit(self._optimizer.init)(initial), jnp.int32(0)))
 
     def restore(self, parameters: Parameters, optimizer_state: Any, version: int) -> None:
         """Go on from a saved state."""
-        self.state = State(parameters, optimizer_state, jnp.int32(version))
+        self.state = _committed(State(parameters, optimizer_state, jnp.int32(version)))
 
     def sampling_weights(self) -> Parameters:
         """The weights as they compute: what the engine samples from and the update differentiates."""
@@ -221,6 +221,12 @@ class Trainer:
             f"saved to {path}. The same command resumes from the last checkpoint; a lower "
             f"optimizer.learning_rate than {self._config.optimizer.learning_rate:g} may help"
         )
+
+
+def _committed(state: State) -> State:
+    """The state, bound to where it lies: what comes from a checkpoint is, and what a new run starts from has to be too,
+    or a resumed run would compile every program anew."""
+    return jax.tree.map(lambda array: jax.device_put(array, array.sharding), state)
 
 
 def _spread(values: Sequence[np.ndarray], trajectory_ids: np.ndarray) -> np.ndarray:
