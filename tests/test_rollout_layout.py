@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.rollout.layout import SMALLEST_CACHE, GridShape, cache_length, power_of_two, smallest_grid
+from burnish.rollout.layout import SMALLEST_CACHE, cache_length, power_of_two, smallest_grid
 
 counts_of_lanes = st.lists(st.integers(1, 40), min_size=1, max_size=40)
 
@@ -33,23 +33,21 @@ def test_cache_length_of_known_counts() -> None:
     assert {tokens: cache_length(tokens) for tokens in known} == known
 
 
-@given(counts_of_lanes)
-def test_grid_holds_all_lanes_and_less_than_as_many_again(counts: list[int]) -> None:
-    grid = smallest_grid(counts)
+@given(counts_of_lanes, st.integers(1, 64))
+def test_grid_holds_all_lanes_and_less_than_as_many_again(counts: list[int], width: int) -> None:
+    grid = smallest_grid(counts, width)
     assert grid.groups >= rows_needed(counts, grid.lanes)
     assert sum(counts) <= grid.size < 2 * sum(counts)
 
 
-@given(counts_of_lanes)
-def test_no_other_grid_has_fewer_lanes_or_as_many_in_fewer_rows(counts: list[int]) -> None:
-    grid = smallest_grid(counts)
-    others = [
-        GridShape(groups, lanes)
-        for lanes in (1, 2, 4, 8, 16, 32, 64)
-        for groups in (1 << exponent for exponent in range(12))
-        if groups >= rows_needed(counts, lanes)
-    ]
-    assert min((other.size, other.groups) for other in others) == (grid.size, grid.groups)
+@given(counts_of_lanes, st.integers(1, 64))
+def test_rows_are_whole_groups_unless_single_lanes_take_fewer(counts: list[int], width: int) -> None:
+    grid = smallest_grid(counts, width)
+    wide = power_of_two(width)
+    whole = power_of_two(rows_needed(counts, wide)) * wide
+    assert grid.lanes in (1, wide)
+    assert grid.size == min(whole, power_of_two(sum(counts)))
+    assert grid.lanes == wide or grid.size < whole
 
 
 @given(counts_of_lanes, st.data())
@@ -57,13 +55,13 @@ def test_grid_never_grows_when_lanes_finish(counts: list[int], data: st.DataObje
     left = [data.draw(st.integers(0, count)) for count in counts]
     living = [count for count in left if count]
     if living:
-        assert smallest_grid(living).size <= smallest_grid(counts).size
+        assert smallest_grid(living, max(counts)).size <= smallest_grid(counts, max(counts)).size
 
 
 def test_grid_of_known_groups() -> None:
-    assert smallest_grid([8] * 8) == (8, 8)
-    assert smallest_grid([1]) == (1, 1)
-    assert smallest_grid([3]) == (1, 4)
+    assert smallest_grid([8] * 8, 8) == (8, 8)
+    assert smallest_grid([1], 1) == (1, 1)
+    assert smallest_grid([3], 3) == (1, 4)
+    assert smallest_grid([1, 1, 2], 8) == (4, 1)
     # One long group beside small ones takes several rows, rather than making every row as wide.
-    assert smallest_grid([8, 1, 1, 1, 1, 1, 1, 1, 1]) == (16, 1)
-    assert smallest_grid([8, 2, 2, 2, 2]) == (8, 2)
+    assert smallest_grid([8, 1, 1, 1, 1, 1, 1, 1, 1], 8) == (16, 1)

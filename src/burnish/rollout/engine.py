@@ -17,8 +17,15 @@ from burnish.errors import RunStopped
 from burnish.model.decoder import Parameters, unroll
 from burnish.model.spec import ModelSpec
 from burnish.rollout.decode import Truncation, decode
-from burnish.rollout.grid import Grid, PartialCompletion, Place, Request, rearranged
-from burnish.rollout.layout import smallest_grid
+from burnish.rollout.grid import (
+    Grid,
+    PartialCompletion,
+    Place,
+    Request,
+    fitting_shape,
+    newcomers_of,
+    rearranged,
+)
 from burnish.rollout.records import Prompt, Trajectory
 from burnish.rollout.sampling import Sampling, lane_keys
 
@@ -186,20 +193,20 @@ class Engine:
     def _arranged(self, parameters: Parameters) -> Grid:
         """The grid of the next dispatch: let waiting prompts in where there is room, shrink it where it can."""
         grid = self._grid
-        admitted = self._admitted([] if grid is None else grid.lane_counts())
-        if grid is not None and not admitted and grid.holds(self._steps) and not grid.could_shrink():
+        admitted = self._admitted([] if grid is None else grid.members())
+        if grid is not None and not admitted and grid.holds(self._steps) and not grid.should_shrink():
             return grid
         return rearranged(grid, admitted, parameters=parameters, spec=self._spec, steps=self._steps)
 
-    def _admitted(self, counts: list[int]) -> list[Request]:
-        """Take those prompts off the queue that find room beside prompts with so many lanes each."""
+    def _admitted(self, members: list[list[PartialCompletion]]) -> list[Request]:
+        """Take those prompts off the queue that find room beside these completions, one list for each prompt."""
         admitted: list[Request] = []
         # Re-arranging copies caches, so newcomers wait until half of the lanes are free.
-        if counts and smallest_grid(counts).size * 2 > self._max_lanes:
+        if members and fitting_shape(members).size * 2 > self._max_lanes:
             return admitted
         while self._waiting:
-            counts = [*counts, self._waiting[0].sampling.num_generations]
-            if len(counts) > 1 and smallest_grid(counts).size > self._max_lanes:
+            members = [*members, newcomers_of(self._waiting[0])]
+            if len(members) > 1 and fitting_shape(members).size > self._max_lanes:
                 break
             admitted.append(self._waiting.popleft())
         return admitted

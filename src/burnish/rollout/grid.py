@@ -25,6 +25,12 @@ from burnish.rollout.sampling import Sampling
 FIRST_CACHE = 64
 """Slots a lane's own cache starts with at most; it doubles as completions grow."""
 
+SHRINK_BY = 4
+"""How many times smaller a grid has to become before it is re-arranged for that alone."""
+
+PREFILL_ROWS = 16
+"""Prompts that are prefilled in one dispatch at most."""
+
 Place = tuple[int, int]
 """Row and lane."""
 
@@ -88,13 +94,9 @@ class Grid:
         """How the first completion is drawn; top_k, top_p and min_p are those of all."""
         return next(completion.request.sampling for _, completion in self.standing())
 
-    def lane_counts(self) -> list[int]:
-        """How many completions of each prompt are being drawn."""
-        return [len(completions) for completions in self.members()]
-
-    def could_shrink(self) -> bool:
-        """Whether fewer lanes would do."""
-        return smallest_grid(self.lane_counts()).size < self.shape.size
+    def should_shrink(self) -> bool:
+        """Whether so few lanes would do that a smaller shape is worth compiling and copying the caches."""
+        return fitting_shape(self.members()).size * SHRINK_BY <= self.shape.size
 
     def holds(self, steps: int) -> bool:
         """Whether the lanes' own caches have slots for so many steps, or as many as any lane may still draw."""
@@ -114,15 +116,24 @@ class Grid:
             self.lanes = dataclasses.replace(self.lanes, remaining=jnp.asarray(self.remaining))
 
 
+def fitting_shape(members: Sequence[Sequence[PartialCompletion]]) -> GridShape:
+    """The shape for these completions, those of one prompt together."""
+    width = max(completions[0].request.sampling.num_generations for completions in members)
+    return smallest_grid([len(completions) for completions in members], width)
+
+
+def newcomers_of(request: Request) -> list[PartialCompletion]:
+    """The completions of a prompt that nothing has been drawn of yet."""
+    return [PartialCompletion(request, index) for index in range(request.sampling.num_generations)]
+
+
 def rearranged(
     old: Grid | None, admitted: Sequence[Request], *, parameters: Parameters, spec: ModelSpec, steps: int
 ) -> Grid:
     """The smallest grid for the completions of `old` and all of the `admitted` prompts, with room for `steps` more."""
     members = [] if old is None else old.members()
-    members += [
-        [PartialCompletion(request, index) for index in range(request.sampling.num_generations)] for request in admitted
-    ]
-    shape = smallest_grid([len(completions) for completions in members])
+    members += [newcomers_of(request) for request in admitted]
+    shape = fitting_shape(members)
     rows = [
         completions[first : first + shape.lanes]
         for completions in members
@@ -197,12 +208,24 @@ def _lanes(
 
 
 def _prefilled(prompts: Sequence[Sequence[int]], parameters: Parameters, spec: ModelSpec) -> list[LayerCache]:
-    tokens = np.zeros((power_of_two(len(prompts)), cache_length(max(map(len, prompts)))), np.int32)
-    lengths = np.zeros(len(tokens), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-        lengths[row] = len(prompt)
-    return prefill(parameters, jnp.asarray(tokens), jnp.asarray(lengths), spec=spec)
+    """Keys and values of prompts, a few at a time, so that their number asks for no shape of its own."""
+    length = cache_length(max(map(len, prompts)))
+    parts: list[list[LayerCache]] = []
+    for first in range(0, len(prompts), PREFILL_ROWS):
+        part = prompts[first : first + PREFILL_ROWS]
+        tokens = np.zeros((power_of_two(len(part)), length), np.int32)
+        lengths = np.zeros(len(tokens), np.int32)
+        for row, prompt in enumerate(part):
+            tokens[row, : len(prompt)] = prompt
+            lengths[row] = len(prompt)
+        parts.append(prefill(parameters, jnp.asarray(tokens), jnp.asarray(lengths), spec=spec))
+    if len(parts) == 1:
+        return parts[0]
+    layers = zip(*parts, strict=True)
+    return [
+        (jnp.concatenate(keys), jnp.concatenate(values))
+        for keys, values in (zip(*layer, strict=True) for layer in layers)
+    ]
 
 
 def _prefix_caches(

@@ -34,17 +34,14 @@ def cache_length(tokens: int) -> int:
     return size * 3 // 4 if size > SMALLEST_CACHE and tokens <= size * 3 // 4 else size
 
 
-def smallest_grid(lane_counts: Sequence[int]) -> GridShape:
-    """The grid of fewest lanes for prompts that have this many lanes each; among equals the one of fewest rows.
+def smallest_grid(lane_counts: Sequence[int], width: int) -> GridShape:
+    """The smaller of two grids for prompts that have this many lanes each: `width` lanes a row, or one.
 
-    A prompt with more lanes than the grid is wide takes several rows, each with its own copy of the prompt.
+    `width` is that of whole groups. When most of a group has finished, rows of one lane, each with its own copy of the
+    prompt, take fewer lanes; widths in between would save little and make for many more shapes. Among equals the grid
+    of whole groups wins, which reads each prompt once.
     """
-    best: GridShape | None = None
-    lanes = power_of_two(max(lane_counts))
-    while lanes:
-        grid = GridShape(power_of_two(sum(-(-count // lanes) for count in lane_counts)), lanes)
-        if best is None or grid.size < best.size:
-            best = grid
-        lanes //= 2
-    assert best is not None
-    return best
+    wide = power_of_two(width)
+    whole = GridShape(power_of_two(sum(-(-count // wide) for count in lane_counts)), wide)
+    single = GridShape(power_of_two(sum(lane_counts)), 1)
+    return single if single.size < whole.size else whole
