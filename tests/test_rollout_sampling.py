@@ -24,8 +24,8 @@ def log_softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 
 def in_batches(function: Any, logits: np.ndarray, temperature: float, noise: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Call it with rows of logits, a temperature and a noise each; in batches of two sizes, so that little compiles."""
-    size = 64 if len(noise) <= 64 else 2048
+    """Call it with rows of logits, a temperature and a noise each; in batches of one size, so that little compiles."""
+    size = 512
     rows = np.broadcast_to(logits, (len(noise), logits.shape[-1])).astype(np.float32)
     results = []
     for first in range(0, len(noise), size):
@@ -50,10 +50,10 @@ def truncate(
     top_k: int,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    bound: int | None = None,
 ) -> tuple[np.ndarray, ...]:
     limits = {"top_k": np.int32(top_k), "top_p": np.float32(top_p), "min_p": np.float32(min_p)}
-    return in_batches(partial(drawn_truncated, bound=bound or top_k, **limits), logits, temperature, noise)
+    bound = max(top_k, min(50, logits.shape[-1]))
+    return in_batches(partial(drawn_truncated, bound=bound, **limits), logits, temperature, noise)
 
 
 def kept_by_transformers_order(
@@ -169,8 +169,8 @@ def test_noise_next_to_one_picks_no_token_without_mass(vocabulary: int) -> None:
 
 def test_many_small_masses_stay_in_reach_of_any_noise() -> None:
     # Rounding adds up over a large vocabulary: every draw must still be a token of it, the last ones included.
-    noise = np.linspace(0, 1, 63, endpoint=False)
-    tokens, logprobs = draw_rows(np.zeros(50_000), 1.0, noise)
+    noise = np.linspace(0, 1, 63, endpoint=False, dtype=np.float32)
+    tokens, logprobs = drawn(np.zeros((63, 50_000), np.float32), np.ones(63, np.float32), noise)
     assert np.abs(tokens - noise * 50_000).max() < 2
     np.testing.assert_allclose(logprobs, -np.log(50_000), atol=1e-5)
 
@@ -225,7 +225,7 @@ TRUNCATIONS = [
     {"top_k": 50, "top_p": 1e-6},
     {"top_k": 50, "min_p": 0.1},
     {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
-    {"top_k": 20, "top_p": 0.9, "bound": 50},
+    {"top_k": 20, "top_p": 0.9},
     {"top_k": 300},
 ]
 
@@ -239,7 +239,6 @@ def test_kept_ids_are_those_of_transformers(truncation: dict[str, float], temper
     tokens, logprobs, kept_ids = truncate(logits, temperature, noise, **truncation)  # type: ignore[arg-type]
     for row in range(len(logits)):
         limits = {"top_p": 1.0, "min_p": 0.0, **truncation}
-        limits.pop("bound", None)
         kept = kept_by_transformers_order(logits[row], temperature, **limits)  # type: ignore[arg-type]
         assert kept_ids[row, : len(kept)].tolist() == kept
         assert (kept_ids[row, len(kept) :] == -1).all()
@@ -254,7 +253,7 @@ def test_truncation_of_known_cases() -> None:
     logits = np.log([0.5, 0.2, 0.15, 0.1, 0.05])
 
     def kept(**limits: float) -> list[int]:
-        _, _, ids = truncate(logits, 1.0, np.zeros(1), bound=5, **{"top_k": 5, **limits})  # type: ignore[arg-type]
+        _, _, ids = truncate(logits, 1.0, np.zeros(1), **{"top_k": 5, **limits})  # type: ignore[arg-type]
         return [int(each) for each in ids[0] if each >= 0]
 
     assert kept() == [0, 1, 2, 3, 4]
