@@ -1,13 +1,14 @@
 """burnish: reinforcement-learning post-training of open-weight language models in JAX.
 
-`load` opens a model to ask, score and save. What needs jax is imported when it is first used, so that `import burnish`
-and the command line's `--help` stay quick.
+`load` opens a model to ask, score and save; `train` makes it better. What needs jax is imported when it is first used,
+so that `import burnish` and the command line's `--help` stay quick.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from burnish.rl.loop import train as train
     from burnish.rollout.language_model import LanguageModel as LanguageModel
     from burnish.rollout.language_model import load as load
 
@@ -16,6 +17,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LanguageModel": "burnish.rollout.language_model",
     "load": "burnish.rollout.language_model",
+    "train": "burnish.rl.loop",
 }
 """Where each public name lives."""
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from burnish import __version__
-from burnish.cli import config_command, doctor, eval_command, generate
-from burnish.errors import RunStopped, UserError
+from burnish.cli import config_command, doctor, eval_command, generate, train
+from burnish.errors import Interrupted, RunStopped, UserError
 
 app = typer.Typer(
     name="burnish",
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(train.app, name="train")
 app.add_typer(config_command.app, name="config")
 app.command(name="eval")(eval_command.evaluate)
 app.command(name="generate")(generate.generate)
@@ -43,13 +44,13 @@ def _options(
 
 
 def run() -> None:
-    """The console script: 0 done, 1 stopped by the run's own alarm, 2 mendable by the user, 130 interrupted."""
+    """The console script: 0 done, 1 stopped by the run's own alarm, 2 mendable by the user, 130 or 143 interrupted."""
     try:
         try:
             app(prog_name="burnish")
         finally:
             sys.stdout.flush()
-    except (UserError, RunStopped) as error:
+    except (UserError, RunStopped, Interrupted) as error:
         _print_error(str(error))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

@@ -2,7 +2,7 @@
 
 import copy
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,18 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Run
     pairs = [_split_override(override) for override in overrides]
     for key, raw in sorted(pairs, key=lambda pair: pair[0].count(".")):
         _apply(data, key, _override_value(key, raw))
+    return _validated(data, origin=f"{recipe}: " if recipe is not None and not overrides else "")
+
+
+def config_from(data: Mapping[str, Any]) -> RunConfig:
+    """The configuration that nested mappings give, as YAML would: `{"model": …, "task": {"name": …}}`."""
+    return _validated(dict(data), origin="")
+
+
+def _validated(data: dict[str, Any], origin: str) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        origin = f"{recipe}: " if recipe is not None and not overrides else ""
         sentences = [origin + _sentence(problem, data) for problem in error.errors(include_url=False)]
         raise UserError("\n".join(sentences)) from None
 

@@ -11,17 +11,18 @@ resumed is bit-equal to one that wasn't.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from burnish.checkpoint.run_folder import RunFolder
 from burnish.checkpoint.run_state import Checkpoints
-from burnish.config.loading import dump_yaml
+from burnish.config.loading import config_from, dump_yaml
 from burnish.config.schema import RunConfig
 from burnish.errors import Interrupted, RunStopped, UserError
 from burnish.model.compilation_cache import use_compilation_cache
@@ -90,11 +91,11 @@ class _Rollout:
         return np.asarray([grade.parts is not None for grade in self.grades], bool)
 
 
-def train(config: RunConfig, task: Task | None = None) -> RunResult:
+def train(config: RunConfig | Mapping[str, Any], task: Task | None = None) -> RunResult:
     """Run `config` to its end, or from its last checkpoint to its end, and export the trained model.
 
     Args:
-        config: the run; see docs/configuration.md.
+        config: the run, or nested mappings of its settings; see docs/configuration.md.
         task: takes the place of `config.task`, for tasks that are Python objects.
 
     Raises:
@@ -103,6 +104,8 @@ def train(config: RunConfig, task: Task | None = None) -> RunResult:
         Interrupted: Ctrl-C or SIGTERM; the state was saved, and the same call resumes.
     """
     use_compilation_cache()
+    if not isinstance(config, RunConfig):
+        config = config_from(config)
     with ExitStack() as stack:
         run = _Run(config, task, stack)
         return run.to_the_end()
