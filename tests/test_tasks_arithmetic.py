@@ -34,6 +34,17 @@ def test_training_and_held_out_questions_are_all_different(options: dict[str, An
     assert len(set(train) | set(held_out)) == len(train) + len(held_out)
 
 
+def test_no_mirror_image_of_a_held_out_question_is_trained_on() -> None:
+    task = arithmetic(max_operand=24, operators=["+", "*"], eval_prompts=301)
+
+    def unordered(rows: Any) -> set[tuple[Any, ...]]:
+        return {(row.fields["operator"], *sorted((row.fields["left"], row.fields["right"]))) for row in rows}
+
+    assert not unordered(task.train_rows()) & unordered(task.eval_rows())
+    everything = {row.id for rows in (task.train_rows(), task.eval_rows()) for row in rows}
+    assert len(everything) == 2 * 24 * 24 - 1  # all questions but the mirror image of the last held-out one
+
+
 def test_gold_answers_are_right() -> None:
     task = arithmetic(operators=["+", "-", "*"], min_operand=-9, max_operand=9)
     for row in [*task.train_rows(), *task.eval_rows()]:
@@ -100,7 +111,7 @@ def test_a_thousand_grades_take_less_than_a_second_and_no_worker() -> None:
 
 def test_a_huge_range_costs_nothing() -> None:
     task = arithmetic(min_operand=-(10**6), max_operand=10**6, operators=["+", "*"])
-    assert len(task.train_rows()) == 2 * (2 * 10**6 + 1) ** 2 - 300
+    assert len(task.train_rows()) == 2 * ((2 * 10**6 + 1) ** 2 - 1) - 300
     assert question(task.train_rows()[-1]) == question(task.train_rows()[len(task.train_rows()) - 1])
     assert [question(row) for row in task.train_rows()[5:8]] == [question(task.train_rows()[i]) for i in (5, 6, 7)]
 
@@ -108,9 +119,9 @@ def test_a_huge_range_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_operand": 9, "eval_prompts": 300}, r"only 81 different questions.*raise task\.options\.max_operand"),
-        ({"max_operand": 1}, "only 1 different questions"),
-        ({"max_operand": 9, "train_prompts": 80}, "only 81"),
+        ({"max_operand": 9, "eval_prompts": 300}, r"only 80 different questions.*raise task\.options\.max_operand"),
+        ({"max_operand": 1}, "only 0 different questions"),
+        ({"max_operand": 9, "train_prompts": 80}, "only 80"),
         ({"min_operand": 40}, "min_operand=40 is above max_operand=30"),
         ({"operators": ["/"]}, "'\\+', '-' or '\\*'"),
         ({"operators": []}, "operators"),

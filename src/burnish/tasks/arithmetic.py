@@ -1,5 +1,6 @@
 """The generated arithmetic task: `What is 3 + 4?`, graded by the last number of the answer alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, Self
@@ -51,7 +52,10 @@ def make_arithmetic(options: Mapping[str, Any]) -> "ArithmeticTask":
 
 
 class ArithmeticTask:
-    """Every problem is a different question, so the held-out ones are not among those trained on."""
+    """Every problem is a different question, and none that is trained on is a held-out one, nor its mirror image.
+
+    Whoever has learned 3 + 8 knows 8 + 3; so questions come in twos, and the twos are what is shuffled and held out.
+    """
 
     name = "arithmetic"
     needs_workers = False
@@ -60,21 +64,24 @@ class ArithmeticTask:
         self.reward_weights = {"correct": 1.0}
         self._options = options
         self._operands = options.max_operand - options.min_operand + 1
-        self._num_questions = len(options.operators) * self._operands**2
+        # Doubles (3 + 3) have no mirror image and are put together in twos; an odd one is left out.
+        self._twos = self._operands**2 // 2
+        self._num_questions = 2 * len(options.operators) * self._twos
         self._num_eval = options.eval_prompts or max(1, min(300, self._num_questions // 3))
+        self._first_trained = self._num_eval + self._num_eval % 2
         train_prompts = options.train_prompts or 1
-        if self._num_questions < self._num_eval + train_prompts:
+        if self._num_questions < self._first_trained + train_prompts:
             raise UserError(
                 f"arithmetic with operators {' '.join(options.operators)} and operands from {options.min_operand} to "
                 f"{options.max_operand} has only {self._num_questions} different questions, fewer than the "
                 f"{self._num_eval} held out for evaluation and {train_prompts} to train on; raise "
                 "task.options.max_operand, add to task.options.operators, or lower task.options.eval_prompts"
             )
-        self._num_train = options.train_prompts or self._num_questions - self._num_eval
+        self._num_train = options.train_prompts or self._num_questions - self._first_trained
 
     def train_rows(self) -> Sequence[Row]:
         """The problems after the held-out ones in the shuffled list of all questions."""
-        return LazyRows(self._num_train, lambda index: self._row(self._num_eval + index))
+        return LazyRows(self._num_train, lambda index: self._row(self._first_trained + index))
 
     def eval_rows(self) -> Sequence[Row]:
         """The first problems in the shuffled list of all questions."""
@@ -96,13 +103,24 @@ class ArithmeticTask:
     def _row(self, place: int) -> Row:
         """The row at `place` in the shuffled list of all questions."""
         options = self._options
-        number = shuffled(place, self._num_questions, f"arithmetic/{options.seed}")
-        number, right = divmod(number, self._operands)
-        which, left = divmod(number, self._operands)
-        left, right = left + options.min_operand, right + options.min_operand
+        two = shuffled(place // 2, self._num_questions // 2, f"arithmetic/{options.seed}")
+        which, two = divmod(two, self._twos)
+        left, right = (operand + options.min_operand for operand in _operands(two, place % 2, self._operands))
         operator = options.operators[which]
         answer = {"+": left + right, "-": left - right, "*": left * right}[operator]
         question = f"{left} {operator} {f'({right})' if right < 0 else right}"
         user = f"What is {question}? {options.instruction}".strip()
         fields = {"question": question, "left": left, "operator": operator, "right": right, "answer": str(answer)}
         return Row(f"arithmetic {question}", chat(options.system, user), fields)
+
+
+def _operands(two: int, second: int, operands: int) -> tuple[int, int]:
+    """The operands, counted from 0, of one of the two questions numbered `two`: a pair in either order, or a double."""
+    pairs = operands * (operands - 1) // 2
+    if two >= pairs:
+        double = 2 * (two - pairs) + second
+        return double, double
+    # Pairs (low, high) with low < high, in the order of high: there are high · (high − 1) / 2 below each.
+    high = (1 + math.isqrt(8 * two + 1)) // 2
+    low = two - high * (high - 1) // 2
+    return (high, low) if second else (low, high)
