@@ -1,6 +1,7 @@
 """Whole runs that take seconds: a task whose rewards a random model spreads over, a configuration, what a run left."""
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,10 @@ def tiny_run(model: Path, *overrides: str, **optimizer: float) -> RunConfig:
     )
 
 
+def let_be(completion: Completion) -> None:
+    """Nothing happens before this is graded."""
+
+
 @dataclass
 class ParityTask:
     """Right is an answer whose bytes add up to an even number, which is as good as a coin for a random model."""
@@ -52,7 +57,7 @@ class ParityTask:
     name: str = "parity"
     needs_workers: bool = False
     reward_weights: dict[str, float] = field(default_factory=lambda: {"correct": 1.0, "short": 0.25})
-    before_grading: Callable[[Completion], Any] = lambda completion: None
+    before_grading: Callable[[Completion], Any] = let_be
     """What a test does to the run while it grades; what it returns, if anything, is the grade."""
 
     def train_rows(self) -> Sequence[Row]:
@@ -73,6 +78,27 @@ class ParityTask:
             "correct": float(sum(completion.text.encode()) % 2 == 0),
             "short": 1 - completion.token_count / MAX_TOKENS,
         }
+
+
+@dataclass
+class HangsOnce(ParityTask):
+    """Its grader hangs at the first completion of all, once: the next one finds the mark that it left.
+
+    That completion's group has an advantage all the same, and rows have gold answers that are no completion.
+    """
+
+    name: str = "hangs-once"
+    needs_workers: bool = True
+    marker: str = ""
+
+    def gold_text(self, row: Row) -> str:
+        return "bb"
+
+    def grade(self, completion: Completion) -> Mapping[str, float]:
+        if completion.row.id.startswith("train") and completion.text != "bb" and not Path(self.marker).exists():
+            Path(self.marker).touch()
+            time.sleep(600)
+        return super().grade(completion)
 
 
 def row(name: str, question: str) -> Row:
