@@ -10,7 +10,7 @@ from burnish.config import yaml_text
 from burnish.config.differences import check_resume, config_differences
 from burnish.config.keys import nearest_key
 from burnish.config.loading import dump_yaml, load_config, recipe_names, split_arguments
-from burnish.config.schema import IMPLIED_TOP_K, RunConfig
+from burnish.config.schema import RunConfig
 from burnish.errors import UserError
 
 MODEL = "model=some/model"
@@ -201,12 +201,6 @@ def test_dumped_configuration_reads_back_equal(options: dict[str, object]) -> No
     config = load_config("demo", ["optimizer.learning_rate=3e-6"])
     config = RunConfig.model_validate({**config.model_dump(), "task": {"name": "t", "options": options}})
     assert RunConfig.model_validate(yaml_text.parse(dump_yaml(config))) == config
-
-
-def test_truncated_sampling_keeps_a_bounded_number_of_ids() -> None:
-    assert load_config(None, [MODEL]).rollout.kept_tokens == 0
-    assert load_config(None, [MODEL, "rollout.top_p=0.9"]).rollout.kept_tokens == IMPLIED_TOP_K
-    assert load_config(None, [MODEL, "rollout.min_p=0.1", "rollout.top_k=50"]).rollout.kept_tokens == 50
 
 
 def test_the_same_configuration_names_the_same_run_folder() -> None:

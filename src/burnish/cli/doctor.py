@@ -121,8 +121,11 @@ def _folders() -> Iterator[Finding]:
 
     from huggingface_hub import constants
 
+    from burnish.config.cache import cache_folder
+
     yield "hub cache", constants.HF_HUB_CACHE
-    yield "jax compilation cache", os.environ.get("JAX_COMPILATION_CACHE_DIR", "none (JAX_COMPILATION_CACHE_DIR)")
+    yield "burnish cache", str(cache_folder())
+    yield "jax compilation cache", os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(cache_folder() / "jax")
     yield "free disk here", _gib(shutil.disk_usage(Path.cwd()).free)
 
 

@@ -78,7 +78,7 @@ def evaluate(
     grading = config.grading
     results: list[EvaluationResult] = []
     with GradingPool(the_task, grading.workers, grading.timeout_seconds) as pool:
-        rows = GoldChecker(the_task, pool).keep(held_out)
+        rows = GoldChecker(the_task, pool, grading.max_failed_share).keep(held_out)
         for samples, its_temperature in [(n, temperature)] + [(1, 0.0)] * (greedy and temperature > 0):
             with _progress("greedy" if its_temperature == 0 else "sampled") as report:
                 result = run_evaluation(

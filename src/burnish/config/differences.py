@@ -54,7 +54,11 @@ def config_differences(old: RunConfig, new: RunConfig) -> list[Difference]:
 def check_resume(saved: RunConfig, current: RunConfig) -> list[Difference]:
     """What a run resumed with `current` changes; `UserError` where a change would make it another run."""
     differences = config_differences(saved, current)
-    refused = [difference for difference in differences if not difference.may_change]
+    # The learning rate of these schedules is sized from the number of steps.
+    sized = current.optimizer.schedule == "cosine" or current.optimizer.warmup_fraction > 0
+    refused = [
+        difference for difference in differences if not difference.may_change or (sized and difference.key == "steps")
+    ]
     if refused:
         back = " ".join(f"{difference.key}={one_line(difference.old)}" for difference in refused)
         raise UserError(

@@ -42,8 +42,9 @@ class RolloutConfig(Group):
     """Completions drawn for each prompt: the size of a group."""
     temperature: float = Field(default=1.0, gt=0)
     """Softmax temperature of sampling; log-probabilities include it."""
-    top_k: int = Field(default=0, ge=0)
-    """Sample only among the this many most likely tokens; 0 turns it off."""
+    top_k: int = Field(default=0, ge=0, le=1024)
+    """Sample only among the this many most likely tokens, at most 1024, whose ids travel with every token; 0 turns it
+    off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample only among the most likely tokens that together reach this probability; 1 turns it off. With top_k=0
     it chooses among the 128 most likely tokens."""
@@ -63,13 +64,6 @@ class RolloutConfig(Group):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables passed to the model's chat template, for example
     `rollout.chat_template_kwargs.enable_thinking=false`."""
-
-    @property
-    def kept_tokens(self) -> int:
-        """How many candidate ids sampling keeps per token: 0 when the whole vocabulary takes part."""
-        if self.top_k == 0 and (self.top_p < 1 or self.min_p > 0):
-            return IMPLIED_TOP_K
-        return self.top_k
 
     @field_validator("stop_strings")
     @classmethod
@@ -129,11 +123,12 @@ class OptimizerConfig(Group):
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients with a larger global norm are scaled down to it."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """Steps of linear warm-up from 0; null takes warmup_fraction."""
+    """Steps of linear warm-up, which reaches learning_rate at the last of them; null takes warmup_fraction. Steps
+    without a gradient change nothing and do not count."""
     warmup_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Share of the run's steps spent in linear warm-up, where warmup_steps is null."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after warm-up: `constant`, or `cosine` down to 0 at the last step."""
+    """Learning rate after warm-up: `constant`, or `cosine`, which would reach 0 one update after the last."""
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Self:

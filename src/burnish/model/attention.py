@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from burnish.model.products import product
+
 MASKED = -1e30
 """Score of what may not be seen: finite, so that a token which sees nothing averages over everything, never NaN."""
 
@@ -44,11 +46,11 @@ def packed_attention(
     grouped = queries.reshape(rows, tokens, kv_heads, heads // kv_heads, head_dim).transpose(0, 2, 3, 1, 4)
     stacked = grouped.reshape(rows, kv_heads, -1, head_dim)
     keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-    scores = jnp.einsum("rkqd,rksd->rkqs", stacked, keys, preferred_element_type=jnp.float32)
+    scores = product("rkqd,rksd->rkqs", stacked, keys)
     scores = scores.reshape(*shape[:4], tokens) * (head_dim**-0.5)
     weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, MASKED), axis=-1).astype(values.dtype)
     weights = weights.reshape(*stacked.shape[:3], tokens)
-    context = jnp.einsum("rkqs,rksd->rkqd", weights, values, preferred_element_type=jnp.float32)
+    context = product("rkqs,rksd->rkqd", weights, values)
     return context.reshape(shape).transpose(0, 3, 1, 2, 4).reshape(queries.shape).astype(queries.dtype)
 
 
@@ -64,21 +66,16 @@ def lane_attention(
     """One new token per lane against its group's prompt (read once for all lanes) and the lane's own tokens."""
     groups, lanes, heads, head_dim = queries.shape
     kv_heads = prefix_keys.shape[1]
-    scaled = (queries.astype(jnp.float32) * (head_dim**-0.5)).astype(queries.dtype)
-    grouped = scaled.reshape(groups, lanes, kv_heads, heads // kv_heads, head_dim)
-    prefix_scores = jnp.einsum("glkhd,gksd->gklhs", grouped, prefix_keys, preferred_element_type=jnp.float32)
+    grouped = queries.reshape(groups, lanes, kv_heads, heads // kv_heads, head_dim)
+    prefix_scores = product("glkhd,gksd->gklhs", grouped, prefix_keys) * (head_dim**-0.5)
     prefix_scores = jnp.where(prefix_visible[:, None, None, None], prefix_scores, MASKED)
-    own_scores = jnp.einsum("glkhd,glksd->glkhs", grouped, own_keys, preferred_element_type=jnp.float32)
+    own_scores = product("glkhd,glksd->glkhs", grouped, own_keys) * (head_dim**-0.5)
     own_scores = jnp.where(own_visible[:, :, None, None], own_scores, MASKED)
     highest = jnp.maximum(prefix_scores.max(-1).swapaxes(1, 2), own_scores.max(-1))
     prefix_weights = jnp.exp(prefix_scores - highest.swapaxes(1, 2)[..., None])
     own_weights = jnp.exp(own_scores - highest[..., None])
     total = prefix_weights.sum(-1).swapaxes(1, 2) + own_weights.sum(-1)
     dtype = own_values.dtype
-    context = jnp.einsum(
-        "gklhs,gksd->glkhd", prefix_weights.astype(dtype), prefix_values, preferred_element_type=jnp.float32
-    )
-    context += jnp.einsum(
-        "glkhs,glksd->glkhd", own_weights.astype(dtype), own_values, preferred_element_type=jnp.float32
-    )
+    context = product("gklhs,gksd->glkhd", prefix_weights.astype(dtype), prefix_values)
+    context += product("glkhs,glksd->glkhd", own_weights.astype(dtype), own_values)
     return (context / total[..., None]).reshape(queries.shape).astype(queries.dtype)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from burnish.model.attention import packed_attention, visibility
+from burnish.model.products import product
 from burnish.model.rope import rotate, rotation
 from burnish.model.spec import ModelSpec
 
@@ -34,7 +35,7 @@ def rms_norm(x: Float[Array, "... size"], weight: Float[Array, " size"], epsilon
 
 def linear(weights: Parameters, name: str, x: Float[Array, "... size"]) -> Float[Array, "... out"]:
     """x · Wᵀ (+ bias): matrices are (out, in), as in the Hugging Face file."""
-    y = jnp.einsum("...i,oi->...o", x, weights[f"{name}.weight"])
+    y = product("...i,oi->...o", x, weights[f"{name}.weight"]).astype(x.dtype)
     bias = weights.get(f"{name}.bias")
     return y if bias is None else y + bias
 
@@ -127,8 +128,7 @@ def output_embedding(parameters: Parameters, spec: ModelSpec) -> Float[Array, "v
 
 def logits(parameters: Parameters, spec: ModelSpec, hidden: Float[Array, "... hidden"]) -> Float[Array, "... vocab"]:
     """Unnormalised log-probabilities of the next token, always float32."""
-    head = output_embedding(parameters, spec)
-    return jnp.einsum("...i,vi->...v", hidden, head, preferred_element_type=jnp.float32)
+    return product("...i,vi->...v", hidden, output_embedding(parameters, spec))
 
 
 def cast(parameters: Parameters, dtype: Any) -> Parameters:

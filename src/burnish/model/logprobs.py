@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from burnish.model.attention import MASKED
-from burnish.model.decoder import Parameters, logits
+from burnish.model.decoder import Parameters, output_embedding
+from burnish.model.products import product
 from burnish.model.spec import ModelSpec
 
 CHUNK = 256
@@ -45,10 +46,13 @@ def score_tokens(
         padded = jnp.pad(array, [(0, padding)] + [(0, 0)] * (array.ndim - 1))
         return padded.reshape(-1, chunk, *array.shape[1:])
 
+    # Chunks add up their gradients of the projection: in float32, whatever the dtype that computes.
+    head = output_embedding(parameters, spec).astype(jnp.float32)
+
     @jax.checkpoint
     def score(inputs: tuple[Array, Array, Array | None]) -> TokenScores:
         hidden, targets, kept = inputs
-        scaled = logits(parameters, spec, hidden) / temperature
+        scaled = product("pi,vi->pv", hidden, head.astype(hidden.dtype)) / temperature
         if kept is not None:
             scaled = jnp.where(_is_kept(kept, spec.vocab_size), scaled, MASKED)
         log_total = jax.nn.logsumexp(scaled, axis=-1)

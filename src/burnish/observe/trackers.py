@@ -6,6 +6,7 @@ passed on is the run's configuration and its numbers.
 
 import importlib
 import logging
+import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,8 @@ class _TensorBoard:
     def __init__(self, folder: Path, resumed_step: int | None) -> None:
         writer = _import("tensorboardX", "tracking.tensorboard", "tensorboardx").SummaryWriter
         if resumed_step is None:
+            # Events of a run that was killed before its first checkpoint: it starts again from nothing.
+            shutil.rmtree(folder, ignore_errors=True)
             self._writer = writer(str(folder))
         else:
             # What a killed run wrote after its checkpoint is struck out, in a file of its own: files are named by the

@@ -37,14 +37,14 @@ from burnish.rl.evaluation import EvaluationResult, evaluate
 from burnish.rl.interruption import Interruption
 from burnish.rl.preflight import check_context, step_to_resume
 from burnish.rl.prompt_stream import PromptStream
-from burnish.rl.step_grading import JournaledPool, grade_step
+from burnish.rl.step_grading import JournaledPool, check_grades
 from burnish.rl.step_metrics import Clock, machine_metrics, reward_metrics, update_metrics
 from burnish.rl.step_samples import evaluation_samples, training_samples
 from burnish.rl.trainer import StepUpdates, Trainer
 from burnish.rollout.engine import Engine
 from burnish.rollout.records import Prompt, Trajectory
 from burnish.rollout.sampling import Sampling
-from burnish.tasks import GoldChecker, Grade, Row, Task, load_task, require_task, training_rows
+from burnish.tasks import Completion, GoldChecker, Grade, Row, Task, load_task, require_task, training_rows
 from burnish.text.tokenizer import ChatTokenizer
 from burnish.weights.export import save_hf
 from burnish.weights.loading import load_parameters
@@ -106,6 +106,10 @@ def train(config: RunConfig | Mapping[str, Any], task: Task | None = None) -> Ru
     use_compilation_cache()
     if not isinstance(config, RunConfig):
         config = config_from(config)
+    if task is not None:
+        # The task is part of what the run is: of its folder's name, and of what a resumed run must have in common.
+        named = config.task.model_copy(update={"name": require_task(task, "task").name})
+        config = config.model_copy(update={"task": named})
     with ExitStack() as stack:
         run = _Run(config, task, stack)
         return run.to_the_end()
@@ -121,7 +125,7 @@ class _Run:
         stack.callback(self._stop_tracing)
         self.checkpoints = stack.enter_context(Checkpoints(self.folder.checkpoints, keep=config.checkpoint.keep))
         resumed_step, changes = step_to_resume(config, self.folder, self.checkpoints)
-        self.task = load_task(config.task, config.seed) if task is None else require_task(task, "task")
+        self.task = task or load_task(config.task, config.seed)
         self.source = open_source(config.model)
         self.spec = ModelSpec.from_config(self.source.config)
         check_context(config, self.spec)
@@ -138,6 +142,7 @@ class _Run:
             max_prompt_tokens=config.rollout.max_prompt_tokens,
             chat_template_kwargs=config.rollout.chat_template_kwargs,
         )
+        self.held_out_gold = GoldChecker(self.task, self.pool, grading.max_failed_share)
         self.engine = Engine(
             self.spec,
             eos_ids=self.tokenizer.eos_ids,
@@ -197,7 +202,7 @@ class _Run:
         clock = Clock()
         self.engine.update_weights(int(self.trainer.state.version), self.trainer.sampling_weights())
         dropped_before, generated_before = self.prompts.dropped, self.engine.generated_tokens
-        position = self.prompts.state()
+        gold_before, position = len(self.prompts.gold.failures), self.prompts.state()
         self.pool.begin(f"step {step}")
         try:
             rollout = self._rollout(step, clock)
@@ -212,7 +217,7 @@ class _Run:
             **reward_metrics(rollout.trajectories, rollout.grades, rollout.group_ids),
             **update_metrics(updates),
             "prompts/dropped": self.prompts.dropped - dropped_before,
-            "prompts/gold_failures": len(self.prompts.gold.failures),
+            "prompts/gold_failures": len(self.prompts.gold.failures) - gold_before,
             **machine_metrics(clock.seconds, self.engine.generated_tokens - generated_before, updates.trained_tokens),
         }
         self.metrics.write(step, "train", values)
@@ -235,10 +240,15 @@ class _Run:
                 trajectories = self._sample([prompt for prompt, _ in taken], step)
             with clock.phase("grading"):
                 self.progress.phase("grading")
-                grades = grade_step(self.pool, step, trajectories, rollout.rows, config.grading.max_failed_share)
+                rollout.grades += self.pool.grade(
+                    [
+                        Completion(rollout.rows[t.group_id], t.text, t.stop_reason, len(t.token_ids))
+                        for t in trajectories
+                    ]
+                )
+                rollout.trajectories += trajectories
+                check_grades(step, rollout.trajectories, rollout.grades, config.grading.max_failed_share)
                 self.interruption.raise_if_asked()
-            rollout.trajectories += trajectories
-            rollout.grades += grades
             self._judge(rollout, clock)
             useful = len(rollout.rows) - len(self._useless_groups(rollout))
             if useful >= config.prompts_per_step:
@@ -281,10 +291,11 @@ class _Run:
         return self.config.algorithm.zero_advantage_groups == "resample"
 
     def _useless_groups(self, rollout: _Rollout) -> set[int]:
-        """Groups without a gradient, where these are to be replaced."""
+        """Groups that the task rewards all alike, where these are to be replaced."""
         if not self._resampling:
             return set()
-        return {int(group) for group in zero_advantage_groups(rollout.rewards, rollout.group_ids, rollout.valid)}
+        rewards = np.asarray([grade.reward or 0.0 for grade in rollout.grades], np.float64)
+        return {int(group) for group in zero_advantage_groups(rewards, rollout.group_ids, rollout.valid)}
 
     def _update(self, step: int, rollout: _Rollout, clock: Clock) -> StepUpdates:
         self.progress.phase("update")
@@ -324,7 +335,7 @@ class _Run:
                 f"task {self.task.name} has no held-out prompts to evaluate on; "
                 "type evaluation.before=false evaluation.after=false evaluation.every=0 to train without"
             )
-        rows = [rows[index] for index in range(min(settings.prompts, len(rows)))]
+        rows = self.held_out_gold.keep([rows[index] for index in range(min(settings.prompts, len(rows)))])
         results = []
         for temperature in [settings.temperature, 0.0] if settings.greedy else [settings.temperature]:
             result = evaluate(
@@ -353,6 +364,11 @@ class _Run:
         self.metrics.write(self.step, "eval", values)
         found = ", ".join(f"{'greedy' if r.greedy else 'sampled'} {r.accuracy:.1%}" for r in results)
         self.progress.note(f"step {self.step}: accuracy on {results[0].num_problems} held-out prompts: {found}")
+        dropped, failed = results[0].dropped_prompts, sum(result.failed_grades for result in results)
+        if dropped or failed:
+            self.progress.note(
+                f"step {self.step}: left out {dropped} prompts that are too long, {failed} failed grades"
+            )
         self.progress.skip_time()
 
     def _on_evaluation_progress(self, done: int, total: int) -> None:
@@ -377,6 +393,14 @@ class _Run:
 
     def _warn(self, step: int, values: dict[str, float]) -> None:
         """Say aloud what a number alone would let pass."""
+        left_out = {
+            "prompts longer than rollout.max_prompt_tokens": values["prompts/dropped"],
+            "completions whose grader failed": values["failed_grades"],
+            "prompts whose gold answer fails": values["prompts/gold_failures"],
+        }
+        told = [f"{int(count)} {what}" for what, count in left_out.items() if count]
+        if told:
+            self.progress.note(f"step {step}: left out {', '.join(told)}")
         if not values["updates"]:
             self.progress.note(f"step {step}: no completion gave a gradient; the weights stay as they were")
             return

@@ -7,14 +7,14 @@ disk before it is used, and a replay reads it there: a resumed run equals one th
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from burnish.errors import RunStopped
 from burnish.observe import json_lines
 from burnish.rollout.records import Trajectory
-from burnish.tasks import Completion, Grade, GradingPool, Row, Task
+from burnish.tasks import Completion, Grade, GradingPool, Task
 
 TIMEOUTS_FILE = "timed_out_grades.jsonl"
 
@@ -63,15 +63,14 @@ class JournaledPool(GradingPool):
         self._timed_out[key] = error
 
 
-def grade_step(
-    pool: GradingPool, step: int, trajectories: Sequence[Trajectory], rows: Mapping[int, Row], max_failed_share: float
-) -> list[Grade]:
-    """One grade per trajectory; `rows` are the step's by group id.
+def check_grades(
+    step: int, trajectories: Sequence[Trajectory], grades: Sequence[Grade], max_failed_share: float
+) -> None:
+    """Stop the run if more than the allowed share of a step's completions has no grade.
 
     Raises:
-        RunStopped: if more than the allowed share has no grade, with the first failure.
+        RunStopped: with the first failure.
     """
-    grades = pool.grade([Completion(rows[t.group_id], t.text, t.stop_reason, len(t.token_ids)) for t in trajectories])
     failures = [(t, grade) for t, grade in zip(trajectories, grades, strict=True) if grade.parts is None]
     if len(failures) > max_failed_share * len(grades):
         trajectory, grade = failures[0]
@@ -79,7 +78,6 @@ def grade_step(
             f"step {step}: {len(failures)} of {len(grades)} completions could not be graded, more than "
             f"grading.max_failed_share={max_failed_share:g} allows; the first is {trajectory.name}:\n{grade.error}"
         )
-    return grades
 
 
 def _checksum(completion: Completion) -> int:

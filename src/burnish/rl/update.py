@@ -131,14 +131,16 @@ def update(
     def accumulate(index: Array, carry: Any) -> Any:
         grads, loss, worst, pairs = carry
         (part, (difference, more)), part_grads = gradient(state.parameters, settings, micro_batch(batch, index, rows))
-        add = partial(jax.tree.map, jnp.add)
+        add = partial(jax.tree.map, jnp.add)  # A bfloat16 part is added in float32: the sum's dtype wins.
         return add(grads, part_grads), loss + part, jnp.maximum(worst, difference), add(pairs, more)
 
     measure = partial(loss_and_metrics, settings=settings)
     shapes = jax.eval_shape(measure, state.parameters, rows=micro_batch(batch, jnp.int32(0), rows))
     no_pairs = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[1][1])
-    start = (jax.tree.map(jnp.zeros_like, state.parameters), jnp.float32(0), jnp.float32(0), no_pairs)
+    no_grads = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), state.parameters)
+    start = (no_grads, jnp.float32(0), jnp.float32(0), no_pairs)
     grads, loss, worst, pairs = jax.lax.fori_loop(0, micro_batches, accumulate, start)
+    grads = jax.tree.map(lambda grad, leaf: grad.astype(leaf.dtype), grads, state.parameters)
     updates, optimizer_state = optimizer.update(grads, state.optimizer_state, state.parameters)
     parameters = optax.apply_updates(state.parameters, updates)
     metrics = UpdateMetrics(

@@ -158,18 +158,22 @@ class Engine:
         """Give it a stop reason if one of its last `fresh` tokens ended it, and cut what was drawn beyond."""
         sampling = completion.request.sampling
         total = len(completion.tokens)
-        if sampling.stop_strings:
-            for length in range(total - fresh + 1, total + 1):
-                text = self._decode_text(completion.tokens[:length])
-                if any(stop in text for stop in sampling.stop_strings):
-                    self.generated_tokens -= total - length
-                    del completion.tokens[length:], completion.logprobs[length:], completion.kept_ids[length:]
-                    completion.stop_reason = "stop_string"
-                    return
+        if sampling.stop_strings and self._says_stop(completion.tokens, sampling):
+            # Somewhere in the fresh tokens; the first of them that completes a stop string is the last that stays.
+            lengths = range(total - fresh + 1, total + 1)
+            length = next(length for length in lengths if self._says_stop(completion.tokens[:length], sampling))
+            self.generated_tokens -= total - length
+            del completion.tokens[length:], completion.logprobs[length:], completion.kept_ids[length:]
+            completion.stop_reason = "stop_string"
+            return
         if completion.tokens[-1] in self._eos_ids:
             completion.stop_reason = "eos"
         elif total >= sampling.max_tokens:
             completion.stop_reason = "length"
+
+    def _says_stop(self, tokens: Sequence[int], sampling: Sampling) -> bool:
+        text = self._decode_text(tokens)
+        return any(stop in text for stop in sampling.stop_strings)
 
     def _trajectory(self, completion: PartialCompletion) -> Trajectory:
         assert completion.stop_reason is not None
