@@ -15,9 +15,9 @@ from tiny_runs import assert_runs_equal, records, samples, tiny_model
 KILLS = {
     "rollout of an evaluation": "burnish.rollout.engine:Engine.poll 2 after",
     "gold answers": "burnish.rl.step_grading:JournaledPool.grade 3 before",
-    "first rollout": "burnish.rl.loop:grade_step 1 before",
+    "first rollout": "burnish.rl.loop:check_grades 1 before",
     "a grade timed out": "burnish.rl.step_grading:JournaledPool._record 1 after",
-    "step is graded": "burnish.rl.loop:grade_step 1 after",
+    "step is graded": "burnish.rl.loop:check_grades 1 after",
     "before the update": "burnish.rl.trainer:Trainer.train 1 before",
     "between mini-batches": "burnish.rl.trainer:update 2 before",
     "after the update": "burnish.rl.trainer:Trainer.train 1 after",
