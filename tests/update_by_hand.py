@@ -91,23 +91,23 @@ def sequence_logprobs(parameters: Parameters, spec: ModelSpec, tokens: Any, leng
 
 
 @partial(jax.jit, static_argnames=("spec",))
-def _all_logprobs(parameters: Any, tokens: Any, lengths: Any, *, spec: ModelSpec) -> Any:
-    return jax.lax.map(lambda one: sequence_logprobs(parameters, spec, *one, 1.0), (tokens, lengths))
+def _all_logprobs(parameters: Any, tokens: Any, lengths: Any, temperature: float, *, spec: ModelSpec) -> Any:
+    return jax.lax.map(lambda one: sequence_logprobs(parameters, spec, *one, temperature), (tokens, lengths))
 
 
-def logprobs_one_by_one(parameters: Parameters, spec: ModelSpec, trajectories: list[Trajectory]) -> list[np.ndarray]:
+def logprobs_one_by_one(
+    parameters: Parameters, spec: ModelSpec, trajectories: list[Trajectory], temperature: float = 1.0
+) -> list[np.ndarray]:
     """Per trajectory, the log-probabilities of its completion's tokens."""
     sequences = Sequences(trajectories)
-    found = np.asarray(_all_logprobs(parameters, sequences.tokens, sequences.lengths, spec=spec))
+    found = np.asarray(_all_logprobs(parameters, sequences.tokens, sequences.lengths, temperature, spec=spec))
     return [found[index][sequences.drawn[index]] for index in range(len(trajectories))]
 
 
 @partial(jax.jit, static_argnames=("spec",))
 @jax.value_and_grad
-def reference_loss(
-    parameters: Any, arrays: tuple[Any, ...], spec: ModelSpec, temperature: float, kl_k3: float, kl_k2: float
-) -> Any:
-    """The clipped surrogate with KL terms, summed over sequences that are computed one at a time."""
+def reference_loss(parameters: Any, arrays: tuple[Any, ...], spec: ModelSpec, temperature: float, kl_k3: float) -> Any:
+    """The clipped surrogate with a KL term, summed over sequences that are computed one at a time."""
 
     def one(inputs: tuple[Any, ...]) -> Any:
         tokens, length, sampled, advantage, weights, reference = inputs
@@ -116,7 +116,7 @@ def reference_loss(
         ratio = jnp.exp(logprobs - sampled)
         surrogate = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIPS[0], 1 + CLIPS[1]) * advantage)
         gap = jnp.where(weights > 0, reference - logprobs, 0.0)
-        losses = -surrogate + kl_k3 * (jnp.exp(gap) - gap - 1) + kl_k2 * gap**2 / 2
+        losses = -surrogate + kl_k3 * (jnp.exp(gap) - gap - 1)
         return (losses * weights).sum()
 
     return jax.lax.map(one, arrays).sum()
@@ -132,7 +132,6 @@ def reference_gradient(
     reference: list[np.ndarray] | None = None,
     temperature: float = 1.0,
     kl_k3: float = 0.0,
-    kl_k2: float = 0.0,
 ) -> tuple[float, Parameters]:
     sequences = Sequences(trajectories)
     other = sequences.sampled.copy()
@@ -147,7 +146,7 @@ def reference_gradient(
         other,
     )
     parameters = model.parameters if parameters is None else parameters
-    loss, gradient = reference_loss(parameters, arrays, model.spec, temperature, kl_k3, kl_k2)
+    loss, gradient = reference_loss(parameters, arrays, model.spec, temperature, kl_k3)
     return float(loss), jax.device_get(gradient)
 
 
