@@ -88,6 +88,12 @@ class RunFolder:
         )
 
 
+def newest_checkpoint(run_folder: Path) -> int | None:
+    """The step that a run in this folder would go on from, for those who only look: nothing is opened or locked."""
+    saved = (run_folder / "checkpoints" / "actor").glob("*")
+    return max((int(path.name) for path in saved if path.name.isdecimal()), default=None)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Put `content` at `path` so that a reader, or a machine that dies, sees the old file or the whole new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from burnish import __version__
-from burnish.cli import config_command, doctor, eval_command, generate, train
+from burnish.cli import config_command, demo, doctor, eval_command, generate, train
 from burnish.errors import Interrupted, RunStopped, UserError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(name="demo")(demo.demo)
 app.add_typer(train.app, name="train")
 app.add_typer(config_command.app, name="config")
 app.command(name="eval")(eval_command.evaluate)
@@ -50,9 +51,13 @@ def run() -> None:
             app(prog_name="burnish")
         finally:
             sys.stdout.flush()
-    except (UserError, RunStopped, Interrupted) as error:
+    except (UserError, RunStopped) as error:
         _print_error(str(error))
         sys.exit(error.exit_code)
+    except Interrupted as interrupted:
+        # The run has said where it was saved; that it ended as asked is no error.
+        typer.echo(str(interrupted), err=True)
+        sys.exit(interrupted.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -87,15 +87,20 @@ def update_metrics(updates: StepUpdates) -> dict[str, float]:
 
 def machine_metrics(seconds: Mapping[str, float], sampled_tokens: int, trained_tokens: int) -> dict[str, float]:
     """Seconds per phase, tokens per second, and this process's peak memory so far."""
-    # ru_maxrss is in KiB on Linux and in bytes on macOS.
-    unit = 2**30 if sys.platform == "darwin" else 2**20
     return {
         **{f"time/{phase}_seconds": spent for phase, spent in seconds.items()},
         "time/step_seconds": sum(seconds.values()),
         "perf/rollout_tokens_per_second": sampled_tokens / max(seconds.get("rollout", 0.0), 1e-9),
         "perf/update_tokens_per_second": trained_tokens / max(seconds.get("update", 0.0), 1e-9),
-        "perf/peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit,
+        "perf/peak_memory_gib": peak_memory_gib(),
     }
+
+
+def peak_memory_gib() -> float:
+    """The most memory that this process has held so far."""
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def _mean_and_std(name: str, values: np.ndarray) -> dict[str, float]:

@@ -16,6 +16,13 @@ __all__ = ["Source", "TensorInfo", "open_source"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
+def may_need_download(source: str) -> bool:
+    """Whether opening `source` may fetch it from elsewhere, rather than read what it names on this disk."""
+    if source == smollm2.NAME:
+        return True
+    return not Path(source).expanduser().exists() and _HUB_ID.fullmatch(source) is not None
+
+
 def open_source(source: str, *, progress: bool = True) -> Source:
     """Open a checkpoint for reading; weights are read later, tensor by tensor.
 
