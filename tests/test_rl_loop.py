@@ -2,6 +2,7 @@
 resumed leaves the same bits as one that was not.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -390,7 +391,7 @@ def grading_that_times_out(whenever: Callable[[Completion], bool]) -> Any:
 
 def test_grade_that_timed_out_is_timed_out_when_its_part_is_done_again(finished, model, tmp_path, monkeypatch):
     first, second = list(dict.fromkeys(s["prompt_id"] for s in samples(finished.run_folder, "step_000001")))[:2]
-    slow = {("held out 1", False), (first, True), (second, False)}
+    slow = {("held out 1", False), ("held out 2", True), (first, True), (second, False)}
 
     def first_of_each(completion: Completion) -> bool:
         place = completion.row.id, completion.text == GOLD
@@ -398,21 +399,28 @@ def test_grade_that_timed_out_is_timed_out_when_its_part_is_done_again(finished,
         left.discard(place)
         return late
 
-    run = tiny_run(model, f"output_dir={tmp_path}", "steps=2", "evaluation.after=false", "grading.max_failed_share=0.3")
+    run = tiny_run(model, f"output_dir={tmp_path}", "steps=2", "checkpoint.every=1", "grading.max_failed_share=0.4")
     undisturbed, replayed = (run.model_copy(update={"run_name": name}) for name in ("undisturbed", "replayed"))
     with monkeypatch.context() as patch:
         patch.setattr(GradingPool, "grade", grading_that_times_out(first_of_each))
         left = set(slow)
         expected = train(undisturbed, GoldTask()).run_folder
-        patch.setattr(Trainer, "train", killed)
+        patch.setattr(Trainer, "train", killed_at_call(1))
         left = set(slow)
         with pytest.raises(KeyboardInterrupt):
             train(replayed, GoldTask())
     assert not left
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", killed_at_call(2))
+        with pytest.raises(KeyboardInterrupt):
+            train(replayed, GoldTask())
     found = train(replayed, GoldTask()).run_folder
     failed = [sample["prompt_id"] for sample in samples(found, "step_000001") if sample["grade_error"]]
     assert failed == [second]
-    assert records(found, "eval")[0]["failed_grades/sampled"] == 1
+    assert [line["failed_grades/sampled"] for line in records(found, "eval")] == [1, 0]
+    for step in (0, 2):
+        asked = {sample["prompt_id"] for sample in samples(found, f"eval_{step:06d}")}
+        assert asked == {"held out 0", "held out 1", "held out 3"}
     assert records(found, "train")[0]["prompts/gold_failures"] == 1
     assert_runs_equal(found, expected)
 
@@ -426,5 +434,13 @@ def test_timeouts_that_stopped_a_run_are_not_held_against_a_mended_grader(model,
     assert records(train(config, ParityTask()).run_folder)[0]["failed_grades"] == 0
 
 
-def killed(*_: Any) -> None:
-    raise KeyboardInterrupt
+def killed_at_call(number: int) -> Any:
+    """Stands for `Trainer.train`."""
+    honest, calls = Trainer.train, itertools.count(1)
+
+    def dying(*args: Any) -> Any:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return honest(*args)
+
+    return dying

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,6 @@ class _Run:
             max_prompt_tokens=config.rollout.max_prompt_tokens,
             chat_template_kwargs=config.rollout.chat_template_kwargs,
         )
-        self.held_out_gold = GoldChecker(self.task, self.pool, grading.max_failed_share)
         self.engine = Engine(
             self.spec,
             eos_ids=self.tokenizer.eos_ids,
@@ -327,15 +327,9 @@ class _Run:
         """Accuracy on held-out prompts, sampled and greedy, into the metric stream; leaves the state as it was."""
         config, settings = self.config, self.config.evaluation
         self.progress.phase("evaluation")
+        rows = self._held_out_rows
         self.pool.begin(f"evaluation {self.step}")
         self.engine.update_weights(int(self.trainer.state.version), self.trainer.sampling_weights())
-        rows = self.task.eval_rows()
-        if not len(rows):
-            raise UserError(
-                f"task {self.task.name} has no held-out prompts to evaluate on; "
-                "type evaluation.before=false evaluation.after=false evaluation.every=0 to train without"
-            )
-        rows = self.held_out_gold.keep([rows[index] for index in range(min(settings.prompts, len(rows)))])
         results = []
         for temperature in [settings.temperature, 0.0] if settings.greedy else [settings.temperature]:
             result = evaluate(
@@ -370,6 +364,22 @@ class _Run:
                 f"step {self.step}: left out {dropped} prompts that are too long, {failed} failed grades"
             )
         self.progress.skip_time()
+
+    @cached_property
+    def _held_out_rows(self) -> list[Row]:
+        """The rows of every evaluation, checked once, so that whether a gold answer timed out is decided once too."""
+        rows = self.task.eval_rows()
+        if not len(rows):
+            raise UserError(
+                f"task {self.task.name} has no held-out prompts to evaluate on; "
+                "type evaluation.before=false evaluation.after=false evaluation.every=0 to train without"
+            )
+        self.pool.begin("held-out gold answers")
+        gold = GoldChecker(self.task, self.pool, self.config.grading.max_failed_share)
+        kept = gold.keep([rows[index] for index in range(min(self.config.evaluation.prompts, len(rows)))])
+        if gold.failures:
+            self.progress.note(f"left out {len(gold.failures)} held-out prompts whose gold answer fails")
+        return kept
 
     def _on_evaluation_progress(self, done: int, total: int) -> None:
         self.progress.phase(f"evaluation {done}/{total}")
