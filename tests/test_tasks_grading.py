@@ -162,12 +162,15 @@ def test_closing_leaves_no_process() -> None:
 def test_an_interrupted_call_does_not_leak_its_answers_into_the_next() -> None:
     with GradingPool(ObedientTask(), timeout_seconds=30.0) as pool:
         assert pool.grade([says("score 1")])[0].solved
+        # A process started in the background of a shell ignores Ctrl-C.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         main_thread = threading.get_ident()
         timer = threading.Timer(0.5, lambda: signal.pthread_kill(main_thread, signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             pool.grade([says("hang")])
         timer.join()
+        signal.signal(signal.SIGINT, before)
         assert [grade.reward for grade in pool.grade([says("score 2"), says("score 3")])] == [2.25, 3.25]
 
 

@@ -122,6 +122,8 @@ class GradingPool:
                         if worker.index is not None:
                             grades[worker.index] = loss
                             continue
+                        if worker.ready:
+                            continue  # It died while idle: nothing is lost, and it says nothing of the next one.
                         failed_starts += 1
                         if isinstance(message, str) or failed_starts >= _MAX_FAILED_STARTS:
                             unstarted = failed(f"no grading worker could start: {loss.error}")
