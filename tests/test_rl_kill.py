@@ -15,7 +15,7 @@ from tiny_runs import assert_runs_equal, records, samples, tiny_model
 KILLS = {
     "rollout of an evaluation": "burnish.rollout.engine:Engine.poll 2 after",
     "gold answers": "burnish.rl.step_grading:JournaledPool.grade 4 before",
-    "first rollout": "burnish.rl.loop:check_grades 1 before",
+    "first rollout": "burnish.rollout.engine:Engine.submit 3 after",
     "a grade timed out": "burnish.rl.step_grading:JournaledPool._record 1 after",
     "step is graded": "burnish.rl.loop:check_grades 1 after",
     "before the update": "burnish.rl.trainer:Trainer.train 1 before",
