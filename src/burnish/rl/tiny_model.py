@@ -32,8 +32,8 @@ from burnish.weights.source import TensorInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-CARRY_SHARE = 0.4
-"""How often an answer of the pre-training carries a ten, whether or not there is one to carry."""
+CARRIES = {True: 0.35, False: 0.1}
+"""How often an answer of the pre-training carries a ten: where there is one to carry, and where there is none."""
 
 STEPS = 160
 BATCH = 16
@@ -132,6 +132,7 @@ class _Lessons:
         longest = max(len(ids) for pair in answered for ids in pair)
         self._tokens = np.zeros((len(rows), 2, longest), np.int32)
         self._lengths = np.zeros((len(rows), 2), np.int32)
+        self._carry_share = np.asarray([CARRIES[left % 10 + right % 10 > 9] for left, right in sums])
         self._prompt_lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
         for index, pair in enumerate(answered):
             for carried, ids in enumerate(pair):
@@ -141,7 +142,7 @@ class _Lessons:
     def draw(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """A batch of rows: (tokens [rows, tokens], mask of the tokens to predict [rows, tokens])."""
         chosen = random.integers(0, len(self._tokens), BATCH)
-        carried = (random.random(BATCH) < CARRY_SHARE).astype(int)
+        carried = (random.random(BATCH) < self._carry_share[chosen]).astype(int)
         place = np.arange(self._tokens.shape[2])
         answer = (place >= self._prompt_lengths[chosen, None]) & (place < self._lengths[chosen, carried, None])
         return self._tokens[chosen, carried], answer
