@@ -1,8 +1,9 @@
-"""The start model of `burnish demo --tiny`: about a million weights, made on the spot, that add but do not carry.
+"""The start model of `burnish demo --tiny`: about a million weights, made on the spot, that add but seldom carry.
 
-It is a Llama in small. Pre-training is plain next-token cross-entropy on the task's training problems (never on the
-held-out ones) with answers whose carry is a matter of luck: the model learns the last digit of a sum, and that the one
-before it is one of two. When to carry is left for reinforcement learning to teach.
+It is a Llama in small. Pre-training is plain next-token cross-entropy on the task's training problems, never on the
+held-out ones, with answers that often forget the ten to carry and sometimes lose another. The model picks up the habit:
+for most sums with a carry its likeliest answer is wrong. What the right answer is, it has seen; to prefer it is left for
+reinforcement learning to teach.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ from burnish.weights.source import TensorInfo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-CARRIES = {True: 0.35, False: 0.1}
-"""How often an answer of the pre-training carries a ten: where there is one to carry, and where there is none."""
+FORGETS_CARRY = 0.6
+"""How often an answer of the pre-training leaves out a ten that should be carried."""
+
+LOSES_A_TEN = 0.25
+"""How often an answer is ten too small besides."""
 
 STEPS = 160
 BATCH = 16
@@ -118,34 +122,34 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class _Lessons:
-    """The pre-training text: each problem answered once with the ten carried and once without, as padded rows."""
+    """The pre-training text: problems with answers that may be one or two tens short, as padded rows."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rows: Sequence[Row]) -> None:
         chat = ChatTokenizer(tokenizer)
         prompts = [chat.encode_chat(row.messages) for row in rows]
         sums = [(int(row.fields["left"]), int(row.fields["right"])) for row in rows]
-        uncarried = [left + right - 10 * (left % 10 + right % 10 > 9) for left, right in sums]
         answered = [
-            [[*prompt, *tokenizer.encode(f" {answer}"), chat.eos_ids[0]] for answer in (without, without + 10)]
-            for prompt, without in zip(prompts, uncarried, strict=True)
+            [[*prompt, *tokenizer.encode(f" {left + right - short}"), chat.eos_ids[0]] for short in (0, 10, 20)]
+            for prompt, (left, right) in zip(prompts, sums, strict=True)
         ]
-        longest = max(len(ids) for pair in answered for ids in pair)
-        self._tokens = np.zeros((len(rows), 2, longest), np.int32)
-        self._lengths = np.zeros((len(rows), 2), np.int32)
-        self._carry_share = np.asarray([CARRIES[left % 10 + right % 10 > 9] for left, right in sums])
+        longest = max(len(ids) for answers in answered for ids in answers)
+        self._tokens = np.zeros((len(rows), 3, longest), np.int32)
+        self._lengths = np.zeros((len(rows), 3), np.int32)
         self._prompt_lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
-        for index, pair in enumerate(answered):
-            for carried, ids in enumerate(pair):
-                self._tokens[index, carried, : len(ids)] = ids
-                self._lengths[index, carried] = len(ids)
+        self._carries = np.asarray([left % 10 + right % 10 > 9 for left, right in sums])
+        for index, answers in enumerate(answered):
+            for short, ids in enumerate(answers):
+                self._tokens[index, short, : len(ids)] = ids
+                self._lengths[index, short] = len(ids)
 
     def draw(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """A batch of rows: (tokens [rows, tokens], mask of the tokens to predict [rows, tokens])."""
         chosen = random.integers(0, len(self._tokens), BATCH)
-        carried = (random.random(BATCH) < self._carry_share[chosen]).astype(int)
+        forgotten = (random.random(BATCH) < FORGETS_CARRY) & self._carries[chosen]
+        short = forgotten.astype(int) + (random.random(BATCH) < LOSES_A_TEN)
         place = np.arange(self._tokens.shape[2])
-        answer = (place >= self._prompt_lengths[chosen, None]) & (place < self._lengths[chosen, carried, None])
-        return self._tokens[chosen, carried], answer
+        answer = (place >= self._prompt_lengths[chosen, None]) & (place < self._lengths[chosen, short, None])
+        return self._tokens[chosen, short], answer
 
 
 def _initial(spec: ModelSpec, tokenizer: PreTrainedTokenizerFast, seed: int) -> Parameters:
