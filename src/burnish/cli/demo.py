@@ -41,6 +41,7 @@ def demo(
     config, note = choose_run("demo-tiny" if tiny else "demo", [*given, *(settings or [])])
     console.print(note, markup=False, soft_wrap=True)
     if Path(config.model) == start_folder(config) and not (start_folder(config) / "config.json").is_file():
+        console.print("First a model of about a million weights is made, which adds but seldom carries.")
         _make_start_model(config)
     console.print(
         f"{config.steps} steps of {config.prompts_per_step} problems with {config.rollout.num_generations} answers "
@@ -54,8 +55,8 @@ def demo(
 
     result = train(config)
     console.print()
-    _print_answers(config, result.run_folder, console)
     print_results(result.run_folder, console)
+    _print_answers(config, result.run_folder, console)
     print_places(result.run_folder, result.hf_folder, result.reward_curve, console)
     line(console, "took", f"{time.monotonic() - begun:.0f} s, {peak_memory_gib():.1f} GiB of memory at most")
     console.print("\nWhat to try next:", style="bold")
@@ -128,6 +129,7 @@ def _make_start_model(config: "RunConfig") -> None:
 
 def _print_answers(config: "RunConfig", run_folder: Path, console: "Console") -> None:
     """Some answers before and after side by side: first of all those that were wrong and became right."""
+    from burnish.cli.summary import line
     from burnish.observe.tables import answers_table
 
     pairs = answer_pairs(config, run_folder)
@@ -136,9 +138,9 @@ def _print_answers(config: "RunConfig", run_folder: Path, console: "Console") ->
     learned = sum(pair.after_correct and not pair.before_correct for pair in pairs)
     lost = sum(pair.before_correct and not pair.after_correct for pair in pairs)
     mode = "greedy" if config.evaluation.greedy else "sampled"
-    title = f"{mode} answers: {learned} of {len(pairs)} went from wrong to right, {lost} from right to wrong"
+    line(console, "answers", f"{mode}, of {len(pairs)}: {learned} went from wrong to right, {lost} from right to wrong")
     pairs.sort(key=lambda pair: (pair.before_correct, not pair.after_correct))
-    console.print(answers_table(title, pairs[:ANSWERS_SHOWN]))
+    console.print(answers_table(f"{ANSWERS_SHOWN} of them", pairs[:ANSWERS_SHOWN]))
 
 
 def answer_pairs(config: "RunConfig", run_folder: Path) -> list["AnswerPair"]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from burnish.config.schema import RunConfig
 
 MODES = ("sampled", "greedy")
+EMPTY = '""'
 _LONGEST_PROMPT = 80
 """Characters of a prompt that are still good to type after a command."""
 
@@ -57,15 +58,16 @@ def evaluation_arguments(config: "RunConfig") -> list[str]:
     from burnish.config.yaml_text import one_line
 
     task = config.task
-    settings = {f"task.options.{key}": one_line(value) for key, value in task.options.items()}
+    settings = {f"task.options.{key}": value for key, value in task.options.items()}
     settings |= {"task.path": task.path} if task.path is not None else {}
     template = config.rollout.chat_template_kwargs
-    settings |= {f"rollout.chat_template_kwargs.{key}": one_line(value) for key, value in template.items()}
+    settings |= {f"rollout.chat_template_kwargs.{key}": value for key, value in template.items()}
     max_tokens = config.evaluation.max_tokens or config.rollout.max_tokens
     stops = [argument for stop in config.rollout.stop_strings for argument in ("--stop", stop)]
     return [
         *("--task", task.name, "--max-tokens", str(max_tokens), "--greedy", *stops),
-        *(f"{key}={value}" for key, value in settings.items()),
+        # Quotes of the other kind than a shell's, which would need quoting themselves.
+        *(f"{key}={one_line(value) if value != '' else EMPTY}" for key, value in settings.items()),
     ]
 
 
