@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 ANSWERS_SHOWN = 3
 
+START = "start"
+"""Where in its run's folder the tiny demo's start model lies."""
+
 
 def demo(
     settings: Annotated[
@@ -40,7 +43,8 @@ def demo(
     console = Console(highlight=False)
     config, note = choose_run("demo-tiny" if tiny else "demo", [*given, *(settings or [])])
     console.print(note, markup=False, soft_wrap=True)
-    if Path(config.model) == start_folder(config) and not (start_folder(config) / "config.json").is_file():
+    start = config.run_folder / START
+    if Path(config.model) == start and not (start.expanduser() / "config.json").is_file():
         console.print("First a model of about a million weights is made, which adds but seldom carries.")
         _make_start_model(config)
     console.print(
@@ -75,41 +79,30 @@ def choose_run(recipe: str, settings: list[str]) -> tuple["RunConfig", str]:
     from burnish.config.differences import config_differences
     from burnish.config.loading import load_config
 
-    def numbered(number: int) -> "RunConfig":
-        name = f"{recipe}-{number}"
-        if recipe != "demo-tiny":
-            return load_config(recipe, [f"run_name={name}", *settings])
-        return load_config(recipe, [f"run_name={name}", f"model={Path(plain.output_dir) / name / START}", *settings])
-
     plain = load_config(recipe, settings)
-    if plain.run_name != recipe:
-        start = Path(plain.output_dir) / str(plain.run_name) / START
-        named = load_config(recipe, [f"model={start}", *settings]) if recipe == "demo-tiny" else plain
-        return named, f"The demo's folder is {near(named.run_folder)}."
-    folders = Path(plain.output_dir).expanduser().glob(f"{recipe}-*")
-    found = [re.fullmatch(rf"{recipe}-(\d+)", folder.name) for folder in folders]
+    output_dir = Path(plain.output_dir)
+
+    def called(name: str) -> "RunConfig":
+        made_here = [f"model={output_dir / name / START}"] if recipe == "demo-tiny" else []
+        return load_config(recipe, [*made_here, f"run_name={name}", *settings])
+
+    if plain.run_name is not None and plain.run_name != recipe:
+        return called(plain.run_name), f"The demo's folder is {near(plain.run_folder)}."
+    found = [re.fullmatch(rf"{recipe}-(\d+)", path.name) for path in output_dir.expanduser().glob(f"{recipe}-*")]
     newest = max((int(match[1]) for match in found if match), default=0)
-    if not newest:
-        return numbered(1), f"A new demo, in {near(numbered(1).run_folder)}."
-    before, after = numbered(newest), numbered(newest + 1)
+    before, after = called(f"{recipe}-{newest}"), called(f"{recipe}-{newest + 1}")
     old, new = near(before.run_folder), near(after.run_folder)
+    if not newest:
+        return after, f"A new demo, in {new}."
+    folder = before.run_folder.expanduser()
     # The picture is the last thing that a run writes.
-    if (before.run_folder / "reward_curve.png").is_file():
+    if (folder / "reward_curve.png").is_file():
         return after, f"{old} is a finished demo; a new one, in {new}."
-    saved = before.run_folder / "config.yaml"
+    saved = folder / "config.yaml"
     changes = config_differences(load_config(saved), before) if saved.is_file() else []
     if changes:
         return after, f"{old} is unfinished and was begun with other settings ({changes[0]}); a new demo, in {new}."
     return before, f"Going on with the unfinished demo in {old}."
-
-
-START = "start"
-"""Where in its run's folder the tiny demo's start model lies."""
-
-
-def start_folder(config: "RunConfig") -> Path:
-    """The folder of the start model, where the demo makes one."""
-    return Path(config.output_dir) / str(config.run_name) / START
 
 
 def _make_start_model(config: "RunConfig") -> None:
@@ -123,8 +116,8 @@ def _make_start_model(config: "RunConfig") -> None:
 
     from burnish.rl.tiny_model import make_tiny_model
 
-    with RunFolder(config.output_dir, str(config.run_name)):
-        make_tiny_model(start_folder(config), training_rows(task, config.task.max_prompts), config.seed)
+    with RunFolder(config.output_dir, config.run_folder.name) as run:
+        make_tiny_model(run.path / START, training_rows(task, config.task.max_prompts), config.seed)
 
 
 def _print_answers(config: "RunConfig", run_folder: Path, console: "Console") -> None:
@@ -140,7 +133,9 @@ def _print_answers(config: "RunConfig", run_folder: Path, console: "Console") ->
     mode = "greedy" if config.evaluation.greedy else "sampled"
     line(console, "answers", f"{mode}, of {len(pairs)}: {learned} went from wrong to right, {lost} from right to wrong")
     pairs.sort(key=lambda pair: (pair.before_correct, not pair.after_correct))
-    console.print(answers_table(f"{ANSWERS_SHOWN} of them", pairs[:ANSWERS_SHOWN]))
+    # Spread out, since neighbours may be mirror images of each other.
+    shown = pairs[:: max(1, learned // ANSWERS_SHOWN)][:ANSWERS_SHOWN]
+    console.print(answers_table(f"{len(shown)} of these answers", shown))
 
 
 def answer_pairs(config: "RunConfig", run_folder: Path) -> list["AnswerPair"]:
@@ -148,7 +143,7 @@ def answer_pairs(config: "RunConfig", run_folder: Path) -> list["AnswerPair"]:
     from burnish.observe.metrics import read_metrics
     from burnish.observe.samples import read_samples
     from burnish.observe.tables import AnswerPair
-    from burnish.tasks import load_task
+    from burnish.tasks import Grade, load_task
 
     steps = [record["step"] for record in read_metrics(run_folder, "eval")]
     if len(steps) < 2:
@@ -165,8 +160,8 @@ def answer_pairs(config: "RunConfig", run_folder: Path) -> list["AnswerPair"]:
             gold=golds[prompt],
             before=before[prompt]["completion"],
             after=after[prompt]["completion"],
-            before_correct=before[prompt]["reward"] == 1.0,
-            after_correct=after[prompt]["reward"] == 1.0,
+            before_correct=Grade(before[prompt]["reward_parts"], before[prompt]["reward"]).solved,
+            after_correct=Grade(after[prompt]["reward_parts"], after[prompt]["reward"]).solved,
         )
         for prompt in before
         if prompt in after

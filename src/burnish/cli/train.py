@@ -80,11 +80,12 @@ def _folder_state(config: "RunConfig") -> str:
     from burnish.config.differences import check_resume
     from burnish.config.loading import load_config
 
-    saved = config.run_folder / "config.yaml"
+    folder = config.run_folder.expanduser()
+    saved = folder / "config.yaml"
     if not saved.is_file():
         return "new"
     changes = [str(change) for change in check_resume(load_config(saved), config)]
-    step = newest_checkpoint(config.run_folder)
+    step = newest_checkpoint(folder)
     state = "begun, nothing saved yet" if step is None else f"would go on after step {step} of {config.steps}"
     if step == config.steps:
         state = "finished, would only be evaluated and exported"

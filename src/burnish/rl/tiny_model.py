@@ -2,8 +2,8 @@
 
 It is a Llama in small. Pre-training is plain next-token cross-entropy on the task's training problems, never on the
 held-out ones, with answers that often forget the ten to carry and sometimes lose another. The model picks up the habit:
-for most sums with a carry its likeliest answer is wrong. What the right answer is, it has seen; to prefer it is left for
-reinforcement learning to teach.
+its likeliest answer to a sum with a carry is mostly wrong. The right answers it has seen too; to prefer them is left
+for reinforcement learning to teach.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from jaxtyping import Array, Float, Int
 from rich.console import Console
 from rich.progress import track
 
+from burnish.model.compilation_cache import use_compilation_cache
 from burnish.model.decoder import Parameters, forward, logits
-from burnish.model.spec import ModelSpec, parameters
+from burnish.model.spec import ModelSpec, hf_tensors, parameters
 from burnish.tasks import Row
 from burnish.text.quiet import import_transformers
 from burnish.text.tokenizer import ChatTokenizer
@@ -64,7 +65,7 @@ _CONFIG: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "hidden_act": "silu",
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "attention_bias": False,
@@ -74,11 +75,12 @@ _CONFIG: dict[str, Any] = {
 }
 
 
-def make_tiny_model(folder: Path, rows: Sequence[Row], seed: int, *, steps: int = STEPS) -> Path:
+def make_tiny_model(folder: Path, rows: Sequence[Row], seed: int) -> Path:
     """Make the model and write it as a Hugging Face folder, which appears whole or not at all.
 
     The same seed makes the same model. `rows` are additions as the arithmetic task gives them.
     """
+    use_compilation_cache()
     tokenizer = tiny_tokenizer()
     config = {
         **_CONFIG,
@@ -88,7 +90,7 @@ def make_tiny_model(folder: Path, rows: Sequence[Row], seed: int, *, steps: int 
         "pad_token_id": tokenizer.pad_token_id,
     }
     spec = ModelSpec.from_config(config)
-    trained = _pretrain(_initial(spec, tokenizer, seed), spec, _Lessons(tokenizer, rows), seed, steps)
+    trained = _pretrain(_initial(spec, tokenizer, seed), spec, _Lessons(tokenizer, rows), seed)
     return save_hf(folder, trained, spec, _MadeHere(config, tokenizer, spec), tokenizer=tokenizer, progress=False)
 
 
@@ -179,9 +181,9 @@ def _initial(spec: ModelSpec, tokenizer: PreTrainedTokenizerFast, seed: int) -> 
     return {name: jnp.asarray(value) for name, value in weights.items()}
 
 
-def _pretrain(start: Parameters, spec: ModelSpec, lessons: _Lessons, seed: int, steps: int) -> Parameters:
-    warmup = max(1, steps // 10)
-    schedule = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, warmup, steps + 1, 0.1 * LEARNING_RATE)
+def _pretrain(start: Parameters, spec: ModelSpec, lessons: _Lessons, seed: int) -> Parameters:
+    warmup = max(1, STEPS // 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, LEARNING_RATE, warmup, STEPS + 1, 0.1 * LEARNING_RATE)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(schedule, b1=0.9, b2=0.95))
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -196,7 +198,7 @@ def _pretrain(start: Parameters, spec: ModelSpec, lessons: _Lessons, seed: int, 
     weights, state = start, jax.jit(optimizer.init)(start)
     console = Console(stderr=True)
     bar = track(
-        range(steps), f"making a model of {spec.num_parameters / 1e6:.2f}M weights", console=console,
+        range(STEPS), f"making a model of {spec.num_parameters / 1e6:.2f}M weights", console=console,
         transient=True, disable=not console.is_terminal,
     )  # fmt: skip
     for _ in bar:
@@ -229,8 +231,6 @@ class _MadeHere:
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        from burnish.model.spec import hf_tensors
-
         return {name: TensorInfo(place.shape, "float32") for name, place in hf_tensors(self.spec).items()}
 
     def read(self, name: str) -> np.ndarray:
